@@ -1,0 +1,170 @@
+"""The one objective: the dual of the worst expected loss over a Wasserstein ball, with gamma a parameter.
+
+sup over W_c(P, P_0) <= rho of E_P loss  =  inf over gamma >= 0 of E sup over zeta of psi,
+psi = loss(theta; zeta) + gamma (rho - c(z, zeta))                                        (paper, Prop. 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent import Maximizer, Oracle, maximize
+from rhobust.costs import Cost, SquaredL2
+from rhobust.problem import Accuracy, Maximum, Problem
+from rhobust.validator import check_batch, check_labels, check_loss, check_model, check_settings
+
+PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""loss(model(x), y) -> (B,)"""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The objective on one batch, at the zeta that was found."""
+
+    value: Tensor
+    """Mean psi, a scalar ready for `.backward()`."""
+    zeta: Tensor
+    """The worst-case inputs (B, ...), detached."""
+    labels: Tensor
+    """The labels at zeta (B, ...): y itself unless flips have a finite cost."""
+    cost: Tensor
+    """c(z, zeta), (B,); its mean is rho_eff."""
+    loss: Tensor
+    """loss(theta; zeta), (B,), detached."""
+    accuracy: Accuracy | None
+    """How far psi(zeta) is from the sup; None where the maximizer takes a fixed number of steps."""
+    gradients: int
+    """Gradients in zeta that were computed to find it."""
+
+
+class RobustObjective(nn.Module):
+    """Mean over the batch of sup over zeta of psi, differentiable in theta and gamma by Danskin's theorem.
+
+    With zeta held fixed, d value / d theta = mean grad_theta loss(zeta) and d value / d gamma = rho - mean c.
+    For a maximizer that is its own constraint (Identity, Ball) the value is the mean loss at zeta, and gamma is idle.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
+    >>> surrogate = objective(torch.ones(3, 2), torch.zeros(3))
+    >>> surrogate.value.backward()
+    >>> bool(objective.gamma.grad == 0.5 - surrogate.cost.mean())
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerSampleLoss,
+        *,
+        radius: float,
+        cost: Cost | None = None,
+        maximizer: Maximizer | None = None,
+        gamma: float = 1.0,
+        gamma_min: float = 1e-3,
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.radius = float(radius)
+        self.cost: Cost = cost or SquaredL2()
+        self.maximizer: Maximizer = maximizer or Oracle()
+        self.gamma_min = float(gamma_min)
+        self.bounds = bounds
+        check_settings(self.radius, self.cost, self.maximizer, gamma, self.gamma_min, bounds)
+        some = next(model.parameters(), torch.zeros(()))
+        precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
+        self.gamma = nn.Parameter(
+            torch.tensor(float(gamma), dtype=precision, device=some.device), requires_grad=self.maximizer.penalized
+        )
+        self._classes: int | None = None  # known once the model has answered
+
+    def forward(self, x: Tensor, y: Tensor) -> Surrogate:
+        """Solve the inner sup for the batch and return the surrogate."""
+        check_batch(x, y)
+        check_model(self.model)
+        if self._classes:
+            check_labels(y, self._classes)
+        labels, maximum, cost = self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
+        loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
+        value = loss.mean()
+        if self.maximizer.penalized:
+            value = value + self.gamma * (self.radius - cost.mean())
+        return Surrogate(value, maximum.zeta, labels, cost, loss.detach(), maximum.accuracy, maximum.gradients)
+
+    def problem(self, x: Tensor, y: Tensor) -> Problem:
+        """The inner problem of a batch, for whoever wants to solve it another way."""
+        return Problem(x.detach(), lambda zeta: self._loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
+
+    def _moved(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+        problem = self.problem(x, y)
+        start = self.maximizer.start(problem)  # its draws advance the global generator; the model's do not
+        with undisturbed(self.model):
+            maximum = maximize(problem, self.maximizer, start)
+        return y, maximum, self.cost(problem.z, maximum.zeta)
+
+    def _flipped(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+        """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
+        if self._classes is None:
+            with undisturbed(self.model), torch.no_grad():
+                self._loss(x[:1], y[:1])
+        classes = self._classes or 1
+        every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
+        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every)
+        cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes))
+        with undisturbed(self.model), torch.no_grad():
+            psi = self._loss(maximum.zeta, every) - self.gamma * cost
+        chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
+        accuracy = maximum.accuracy
+        if accuracy is not None:  # the sup over labels is off by no more than its worst branch
+            accuracy = Accuracy(accuracy.gap.reshape(-1, classes).amax(1), accuracy.kind, accuracy.target)
+        return every[chosen], Maximum(maximum.zeta[chosen], accuracy, maximum.gradients * classes), cost[chosen]
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.model(x)
+        if self._classes is None:
+            classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and y.dtype == torch.long
+            self._classes = output.shape[1] if classifies else 0
+            if classifies:
+                check_labels(y, self._classes)
+        loss = self.loss(output, y)
+        check_loss(loss, len(x))
+        return loss
+
+    def extra_repr(self) -> str:
+        return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}"
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run passes through the model that leave no trace, also when one of them raises.
+
+    Evaluation mode (the sup is of one function, so no dropout), no weight gradients (an ascent that computes them pays
+    1.4 times the work for nothing); modes, flags, buffers and the generators come back as they were.
+    """
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {weight.device for weight in model.parameters() if weight.is_cuda}
+    capturing = bool(devices) and torch.cuda.is_current_stream_capturing()
+    try:
+        for module, _ in modes:
+            module.training = False
+        for weight in weights:
+            weight.requires_grad_(False)
+        with torch.random.fork_rng(devices=sorted(d.index for d in devices), enabled=not capturing):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for weight in weights:
+            weight.requires_grad_(True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

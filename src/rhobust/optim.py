@@ -1,0 +1,232 @@
+"""The one step: the optimizer's step, the prox of r on theta, the rule for gamma and its projection.
+
+    theta <- prox_{alpha r}[theta - alpha g_theta],   gamma <- max(gamma_min, rule(gamma, g_gamma))   (Alg. 1-3)
+
+with g_gamma = rho - E c. The server of a federation calls the same step on averaged gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+
+from rhobust.errors import Refused
+from rhobust.objective import RobustObjective
+from rhobust.regularizers import NoRegularizer, Regularizer
+
+Metric = Callable[[dict[str, Any], dict[str, Any], Tensor], Tensor]
+"""(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step."""
+
+
+class GammaRule(ABC):
+    """How gamma answers to its gradient rho - E c. `lr` may be scheduled like any learning rate."""
+
+    lr: float
+
+    @abstractmethod
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        """The next gamma, before it is projected on [gamma_min, infinity); `state` is kept between calls."""
+
+
+@dataclass(frozen=True)
+class FixedGamma(GammaRule):
+    """gamma never moves: WRM."""
+
+    lr: float = 0.0
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return gamma
+
+
+@dataclass(frozen=True)
+class ProjectedGradient(GammaRule):
+    """gamma <- gamma - lr (rho - E c), as printed in Alg. 1-3 (where lr is theta's alpha)."""
+
+    lr: float = 1e-3
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return gamma - lr * gradient
+
+
+@dataclass(frozen=True)
+class AdamGamma(GammaRule):
+    """Adam on gamma, as in the paper's experiments: it moves by about lr a step, whatever rho is."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        step = state["step"] = state.get("step", torch.zeros_like(gamma)) + 1
+        mean = state["mean"] = torch.lerp(gradient, state.get("mean", torch.zeros_like(gamma)), self.beta1)
+        square = state["square"] = torch.lerp(
+            gradient.square(), state.get("square", torch.zeros_like(gamma)), self.beta2
+        )
+        scale = (square / (1 - self.beta2**step)).sqrt() + self.eps
+        move: Tensor = lr * mean / (1 - self.beta1**step) / scale
+        return gamma - move
+
+
+@dataclass(frozen=True)
+class Multiplicative(GammaRule):
+    """gamma <- gamma exp(-lr clip((rho - E c) / rho, -1, 1)): free of scale, and at rest only where E c = rho.
+
+    >>> rule = Multiplicative(lr=0.1)
+    >>> rule.update(torch.tensor(2.0), torch.tensor(-50.0), radius=5.0, lr=0.1, state={})  # E c = 55: dearer
+    tensor(2.2103)
+    """
+
+    lr: float = 0.05
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
+
+
+def _sgd_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
+    # With momentum the buffer settles at gradient (1 - dampening) / (1 - momentum); the prox must take the same
+    # step, or the fixed point is not one of loss + r.
+    return torch.as_tensor(group["lr"] * (1 - group["dampening"]) / (1 - group["momentum"])).to(theta)
+
+
+def _adam_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
+    square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+    correction = 1 - group["betas"][1] ** state["step"].to(theta)
+    scale: Tensor = group["lr"] / ((square / correction).sqrt() + group["eps"])
+    return scale
+
+
+def _rmsprop_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
+    square = state["square_avg"]
+    if group["centered"]:
+        square = square - state["grad_avg"].square()
+    scale: Tensor = group["lr"] / (square.sqrt() + group["eps"]) / (1 - group["momentum"])
+    return scale
+
+
+def _adagrad_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
+    lr = group["lr"] / (1 + (state["step"].to(theta) - 1) * group["lr_decay"])
+    scale: Tensor = lr / (state["sum"].sqrt() + group["eps"])
+    return scale
+
+
+METRICS: dict[type[Optimizer], Metric] = {
+    SGD: _sgd_metric,
+    Adam: _adam_metric,
+    AdamW: _adam_metric,
+    RMSprop: _rmsprop_metric,
+    Adagrad: _adagrad_metric,
+}
+
+
+class ProximalOptimizer(Optimizer):
+    """Wraps a torch optimizer over theta: its step, then the prox of r in its own metric, then gamma.
+
+    It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it.
+    An optimizer whose per-coordinate step is not known (`METRICS`) needs `metric=` as soon as r is not zero.
+
+    >>> import rhobust
+    >>> model = torch.nn.Linear(2, 1)
+    >>> objective = rhobust.RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.1)
+    >>> optimizer = ProximalOptimizer(torch.optim.Adam(model.parameters()), objective, regularizer=rhobust.L1(1e-3))
+    >>> objective(torch.ones(4, 2), torch.zeros(4)).value.backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        objective: RobustObjective,
+        *,
+        regularizer: Regularizer | None = None,
+        gamma_rule: GammaRule | None = None,
+        metric: Metric | None = None,
+    ) -> None:
+        self.objective = objective
+        self.regularizer: Regularizer = regularizer or NoRegularizer()
+        learned = objective.maximizer.penalized
+        self.gamma_rule: GammaRule = gamma_rule or (Multiplicative() if learned else FixedGamma())
+        if any(theta is objective.gamma for group in optimizer.param_groups for theta in group["params"]):
+            raise Refused(
+                "the wrapped optimizer also steps gamma, which has a rule of its own; "
+                "give it model.parameters(), not objective.parameters()"
+            )
+        if isinstance(self.gamma_rule, Multiplicative) and objective.radius == 0:
+            raise Refused(
+                "with radius 0 the ball holds only the data, gamma has no finite optimum and the multiplicative rule "
+                "cannot scale by it. Use a positive radius, or method 'erm'"
+            )
+        known = metric or next((METRICS[kind] for kind in type(optimizer).__mro__ if kind in METRICS), None)
+        if known is None and not isinstance(self.regularizer, NoRegularizer):
+            raise Refused(
+                f"the prox needs the step size that {type(optimizer).__name__} gives each coordinate, which is not "
+                f"known; pass metric=, or use one of {', '.join(kind.__name__ for kind in METRICS)}"
+            )
+        self._metric: Metric = known or _sgd_metric
+        self.base = optimizer
+        super().__init__([objective.gamma], {"lr": self.gamma_rule.lr})
+        self.param_groups = [*optimizer.param_groups, *self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One proximal step on theta and one ruled step on gamma, from the gradients as they stand."""
+        result = self.base.step(closure)
+        self._prox_step()
+        self._gamma_step()
+        return result
+
+    def _prox_step(self) -> None:
+        if isinstance(self.regularizer, NoRegularizer):
+            return
+        groups = self.base.param_groups
+        moved = [(theta, group) for group in groups for theta in group["params"] if theta.grad is not None]
+        steps = [self._metric(self.base.state[theta], group, theta) for theta, group in moved]
+        for (theta, _), shrunk in zip(moved, self.regularizer.prox([theta for theta, _ in moved], steps), strict=True):
+            theta.copy_(shrunk)
+
+    def _gamma_step(self) -> None:
+        objective, gamma = self.objective, self.objective.gamma
+        if gamma.grad is None:
+            return
+        lr = self.param_groups[-1]["lr"]
+        ruled = self.gamma_rule.update(gamma, gamma.grad, objective.radius, lr, self.state[gamma])
+        gamma.copy_(ruled.clamp_min(objective.gamma_min))  # projection on Gamma = [gamma_min, infinity)
+
+    @torch.no_grad()
+    def stationarity(self) -> Tensor:
+        """||theta - prox_{alpha r}(theta - alpha g)|| / alpha at the current theta and gradient, with alpha = lr.
+
+        The distance to stationarity of Theorems 1-2 (for r = 0, the gradient's norm); call it before `step()`. Gamma's
+        own distance shows in E c against rho.
+        """
+        moved = [
+            (theta, torch.as_tensor(group["lr"]).to(theta))
+            for group in self.base.param_groups
+            for theta in group["params"]
+            if theta.grad is not None
+        ]
+        alphas = [alpha for _, alpha in moved]
+        stepped = self.regularizer.prox([theta - alpha * theta.grad for theta, alpha in moved], alphas)
+        residuals = [
+            ((theta - after) / alpha).square().sum() for (theta, alpha), after in zip(moved, stepped, strict=True)
+        ]
+        return torch.stack(residuals).sum().sqrt()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state and gamma's; gamma itself is in the objective's state."""
+        gamma_group = {key: value for key, value in self.param_groups[-1].items() if key != "params"}
+        return {"base": self.base.state_dict(), "gamma": dict(self.state[self.objective.gamma]), "group": gamma_group}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.base.load_state_dict(state_dict["base"])
+        gamma_group = self.param_groups[-1]
+        gamma_group.update(state_dict["group"])
+        self.param_groups = [*self.base.param_groups, gamma_group]
+        self.state[self.objective.gamma] = dict(state_dict["gamma"])

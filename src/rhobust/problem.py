@@ -1,0 +1,93 @@
+"""The inner problem of one batch, and how well it was solved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rhobust.costs import Cost
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate zeta with the loss there and its gradient in zeta."""
+
+    zeta: Tensor  # (B, ...)
+    loss: Tensor  # (B,)
+    slope: Tensor  # (B, ...)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The inner problem of one batch: sup over zeta in the box of loss(zeta) - gamma c(z, zeta)."""
+
+    z: Tensor  # (B, ...)
+    loss: Callable[[Tensor], Tensor]  # zeta -> (B,)
+    gamma: Tensor  # ()
+    cost: Cost
+    bounds: tuple[float, float] | None = None
+
+    def at(self, zeta: Tensor) -> Point:
+        """Loss and slope at zeta: one forward and one backward pass."""
+        with torch.enable_grad():
+            zeta = zeta.detach().requires_grad_(True)
+            loss = self.loss(zeta)
+            (slope,) = torch.autograd.grad(loss.sum(), zeta)
+        return Point(zeta.detach(), loss.detach(), slope)
+
+    def project(self, zeta: Tensor) -> Tensor:
+        return zeta if self.bounds is None else zeta.clamp(*self.bounds)
+
+    def response(self, slope: Tensor) -> Tensor:
+        """The point of the box that maximizes slope.zeta - gamma c(z, zeta)."""
+        if self.bounds is None:
+            return self.z + self.cost.response(slope, self.gamma, None, None)
+        lower, upper = self.bounds
+        return self.z + self.cost.response(slope, self.gamma, lower - self.z, upper - self.z)
+
+    def penalized(self, point: Point) -> Tensor:
+        """psi without its constant gamma rho: loss(zeta) - gamma c(z, zeta), (B,)."""
+        return point.loss - self.gamma * self.cost(self.z, point.zeta)
+
+    def gradient(self, point: Point) -> Tensor:
+        """Gradient of psi in zeta, without the components that push out of the box."""
+        gradient = point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
+        if self.bounds is None:
+            return gradient
+        lower, upper = self.bounds
+        outward = ((point.zeta <= lower) & (gradient < 0)) | ((point.zeta >= upper) & (gradient > 0))
+        return gradient.masked_fill(outward, 0.0)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far psi(zeta) may be below the sup, for each sample.
+
+    `proved`: psi is lambda-strongly concave, lambda = mu gamma - L with L a known bound on the curvature of the
+    loss, so sup psi - psi(zeta) <= ||grad psi||_*^2 / (2 lambda).
+    `estimated`: L is unknown. The gap is what a loss linear from here on would still gain (exact for a linear,
+    an upper bound for a concave loss), enlarged by the curvature seen between the last two iterates, and infinite
+    where that curvature leaves no concavity. It is a measurement, not a bound.
+    """
+
+    gap: Tensor  # (B,)
+    kind: Literal["proved", "estimated"]
+    target: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether every sample got to the target."""
+        return bool((self.gap <= self.target).all())
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """What the loop found."""
+
+    zeta: Tensor  # (B, ...)
+    accuracy: Accuracy | None  # None: a fixed number of steps, nothing measured
+    gradients: int  # gradients of the loss in zeta that were computed for it

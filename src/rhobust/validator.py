@@ -1,0 +1,85 @@
+"""Refusals: what would break the theory, found before iteration one, with the reason and the fix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rhobust.ascent import Maximizer, Oracle
+from rhobust.costs import Cost
+from rhobust.errors import DataError, Refused
+
+
+def check_settings(
+    radius: float, cost: Cost, maximizer: Maximizer, gamma: float, gamma_min: float, bounds: tuple[float, float] | None
+) -> None:
+    """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box,
+    an oracle asked for a proof that the cost or gamma_min cannot carry."""
+    if not (radius >= 0 and math.isfinite(radius)):
+        raise Refused(f"radius must be finite and >= 0, not {radius}: it bounds the expected transport cost E c")
+    if not (gamma_min > 0 and math.isfinite(gamma_min)):
+        raise Refused(
+            f"gamma_min must be > 0, not {gamma_min}: at gamma = 0 transport is free and the inner sup is unbounded. "
+            "Raise it (the theory wants gamma_min > L_zz / mu)"
+        )
+    if not (gamma >= gamma_min and math.isfinite(gamma)):
+        raise Refused(f"gamma starts at {gamma}, below its floor gamma_min = {gamma_min}; raise gamma")
+    if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+        raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
+    if isinstance(maximizer, Oracle) and maximizer.curvature is not None:
+        needed = math.inf if cost.strong_convexity == 0 else maximizer.curvature / cost.strong_convexity
+        if not gamma_min > needed:
+            raise Refused(
+                "an accuracy can be proved only where psi is strongly concave: "
+                f"gamma_min > curvature / mu = {needed:g}, "
+                f"but gamma_min = {gamma_min:g} with {type(cost).__name__} (mu = {cost.strong_convexity:g}). "
+                "Raise gamma_min, choose a strongly convex cost, or drop curvature= for an estimated accuracy"
+            )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse layers that let one sample of a batch see another."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise Refused(
+                f"layer '{name}' ({type(module).__name__}) normalizes with the statistics of the batch, so moving one "
+                "sample changes the loss of the others and the sup is no longer per sample. Put it in evaluation mode "
+                "(layer.eval(), with running statistics), or use GroupNorm or LayerNorm"
+            )
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse an empty batch, x and y of different length, inputs that are not real numbers or not finite."""
+    if len(x) == 0:
+        raise DataError("the batch is empty: nothing to learn from")
+    if len(x) != len(y):
+        raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
+    if not x.is_floating_point():
+        raise DataError(f"x must be of floating point to be moved, not {x.dtype}; use x.float()")
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # reading values back is not possible there; whoever captures has checked the data
+    for name, values in (("x", x), ("y", y)):
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
+            raise DataError(f"{name} holds NaN or infinite values (first in sample {bad} of the batch); clean the data")
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Refuse class labels outside 0 .. classes - 1."""
+    if y.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels run from {low} to {high}, but the model has {classes} classes (0 to {classes - 1})")
+
+
+def check_loss(loss: Tensor, batch: int) -> None:
+    """Refuse a loss that is not one number per sample."""
+    if loss.shape != (batch,):
+        raise Refused(
+            f"the loss returned shape {tuple(loss.shape)} for {batch} samples; the sup is per sample, so it must be "
+            f"({batch},). Use reduction='none' (for more dimensions, sum or average all but the first)"
+        )
