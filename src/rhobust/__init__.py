@@ -4,11 +4,19 @@ Three lines around a training loop (`RobustObjective`, `ProximalOptimizer`), one
 `rhobust`. Costs, regularizers and maximizers live in `rhobust.costs`, `rhobust.regularizers` and `rhobust.ascent`.
 """
 
+from typing import TYPE_CHECKING
+
 from rhobust import ascent, costs, regularizers
 from rhobust.methods import Method, methods
 from rhobust.objective import RobustObjective, Surrogate
 from rhobust.optim import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient, ProximalOptimizer
 from rhobust.regularizers import L1
+
+if TYPE_CHECKING:
+    from rhobust.trained import load
+    from rhobust.trainer import fit
+
+__version__ = "0.1.0"
 
 __all__ = [
     "L1",
@@ -22,6 +30,21 @@ __all__ = [
     "Surrogate",
     "ascent",
     "costs",
+    "fit",
+    "load",
     "methods",
     "regularizers",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`fit` and `load` on first use: the mathematics above needs torch alone."""
+    if name == "fit":
+        from rhobust.trainer import fit
+
+        return fit
+    if name == "load":
+        from rhobust.trained import load
+
+        return load
+    raise AttributeError(f"module 'rhobust' has no attribute '{name}'")

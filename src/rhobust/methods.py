@@ -32,6 +32,14 @@ class Method:
         fields = {knob.name: getattr(self.maximizer, knob.name) for knob in dataclasses.fields(self.maximizer)}  # type: ignore[arg-type]
         return {**fields, "gamma": self.gamma} if self.maximizer.penalized else fields
 
+    def radius_problem(self, radius: float | None) -> str | None:
+        """What is wrong with this radius for this method, if anything."""
+        if self.robust and radius is None:
+            return f"method '{self.name}' needs a radius, the bound rho on E c: for example radius=2"
+        if not self.robust and radius is not None:
+            return f"method '{self.name}' takes no radius; its knobs: {', '.join(self.knobs) or 'none'}"
+        return None
+
     def tuned(self, **knobs: Any) -> Method:
         """The same method with other knobs; an unknown knob is an error that lists the known ones."""
         wrong = [unknown(f"knob of method '{self.name}'", knob, self.knobs) for knob in knobs if knob not in self.knobs]
@@ -80,7 +88,7 @@ def methods() -> dict[str, Method]:
     return {method.name: method for method in _TABLE}
 
 
-def method(name: str) -> Method:
+def find_method(name: str) -> Method:
     """One method by name."""
     if name not in methods():
         raise ConfigError([unknown("method", name, methods())])

@@ -87,16 +87,24 @@ class RobustObjective(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate."""
-        check_batch(x, y)
         check_model(self.model)
-        if self._classes:
-            check_labels(y, self._classes)
-        labels, maximum, cost = self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
+        labels, maximum, cost = self._solve(x, y)
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         value = loss.mean()
         if self.maximizer.penalized:
             value = value + self.gamma * (self.radius - cost.mean())
         return Surrogate(value, maximum.zeta, labels, cost, loss.detach(), maximum.accuracy, maximum.gradients)
+
+    def maximum(self, x: Tensor, y: Tensor) -> Maximum:
+        """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
+        return self._solve(x, y)[1]
+
+    def _solve(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+        """(labels, maximum, cost) of the inner sup."""
+        check_batch(x, y)
+        if self._classes:
+            check_labels(y, self._classes)
+        return self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way."""

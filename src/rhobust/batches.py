@@ -1,0 +1,118 @@
+"""Batches: whatever holds the data, one epoch after another, in an order that a seed alone decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from rhobust.data import Samples
+from rhobust.errors import DataError
+from rhobust.validator import check_batch
+
+
+class Batches(ABC):
+    """A source of epochs."""
+
+    @abstractmethod
+    def steps(self) -> int | None:
+        """Batches in an epoch; none where only the end of the stream tells."""
+
+    @abstractmethod
+    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from number `skip` on, the same at every call."""
+
+
+class SampleBatches(Batches):
+    """Tensors in memory, shuffled anew each epoch by (seed, epoch)."""
+
+    def __init__(self, samples: Samples, batch_size: int, seed: int, device: torch.device) -> None:
+        check_batch(samples.x, samples.y)  # once for all, not batch by batch
+        self.samples = Samples(samples.x.to(device), samples.y.to(device))
+        self.batch_size, self.seed = batch_size, seed
+
+    def steps(self) -> int:
+        return -(-len(self.samples) // self.batch_size)
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in _order(len(self.samples), self.seed, number, self.batch_size)[skip:]:
+            chosen = chosen.to(self.samples.x.device)
+            yield self.samples.x[chosen], self.samples.y[chosen]
+
+
+class DatasetBatches(Batches):
+    """A map-style `Dataset`, fetched item by item; only one batch is ever in memory."""
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                f"{type(dataset).__name__} has no length and no items; wrap an iterable dataset in a DataLoader"
+            )
+        self.dataset, self.batch_size, self.seed, self.device = dataset, batch_size, seed, device
+        if len(self.dataset) == 0:
+            raise DataError("the data set is empty: nothing to learn from")
+
+    def steps(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in _order(len(self.dataset), self.seed, number, self.batch_size)[skip:]:
+            x, y = default_collate([self.dataset[i] for i in chosen.tolist()])
+            yield x.to(self.device), y.to(self.device)
+
+
+class LoaderBatches(Batches):
+    """The user's own `DataLoader`, streamed as it comes; its order, and so its repeatability, are the user's."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        self.loader, self.device = loader, device
+
+    def steps(self) -> int | None:
+        try:
+            return len(self.loader)
+        except TypeError:  # an iterable data set that does not know its length
+            return None
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for index, batch in enumerate(self.loader):
+            if index >= skip:
+                x, y = batch
+                yield x.to(self.device), y.to(self.device)
+
+
+def _order(count: int, seed: int, epoch: int, batch_size: int) -> tuple[Tensor, ...]:
+    shuffled = np.random.default_rng((seed, epoch)).permutation(count)
+    return torch.split(torch.from_numpy(shuffled), batch_size)
+
+
+def batches_of(data: object, batch_size: int, seed: int, device: torch.device) -> Batches:
+    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`."""
+    if isinstance(data, DataLoader):
+        return LoaderBatches(data, device)
+    if isinstance(data, Dataset):
+        return DatasetBatches(data, batch_size, seed, device)
+    if isinstance(data, Samples):
+        return SampleBatches(data, batch_size, seed, device)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        x, y = (_tensor(part) for part in data)
+        if len(x) != len(y):
+            raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
+        return SampleBatches(Samples(x, y), batch_size, seed, device)
+    raise DataError(f"data must be (x, y), a Dataset or a DataLoader, not {type(data).__name__}")
+
+
+def _tensor(part: object) -> Tensor:
+    """A tensor; numpy's float64 features become float32, torch's default, and integer labels int64."""
+    if isinstance(part, Tensor):
+        return part
+    array = np.asarray(part)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(array)).to(torch.get_default_dtype())
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array.astype(np.int64))
+    raise DataError(f"cannot use values of type {array.dtype}; give numbers")

@@ -1,0 +1,187 @@
+"""The command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rhobust.config import Config, parse_overrides, read_toml
+from rhobust.errors import ConfigError, RhobustError
+from rhobust.methods import methods as all_methods
+
+app = typer.Typer(
+    help="Train PyTorch models that hold up everywhere inside a Wasserstein ball around the data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out = Console()
+_err = Console(stderr=True)
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+
+
+@app.command()
+def train(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Any setting or knob of the method.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Data set.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model.")] = None,
+    method: Annotated[str | None, typer.Option(help="Training method; `rhobust methods` lists them.")] = None,
+    radius: Annotated[float | None, typer.Option(help="rho, the bound on the expected transport cost.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size alpha of theta.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything that is random.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings; options and KEY=VALUE win over it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to make.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory to continue from its last checkpoint.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model into a run directory, or continue one."""
+    from rhobust.progress import TrainingProgress
+    from rhobust.trainer import train_run
+
+    given = {
+        "data": data,
+        "model": model,
+        "method": method,
+        "radius": radius,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "device": device,
+    }
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if resume is not None:
+        if options or overrides or config or out:
+            raise ConfigError(["--resume continues a run with the settings it was started with; drop the others"])
+        path, settings, label = resume, None, f"resuming {resume}"
+    else:
+        if out is None:
+            raise ConfigError(["say where the run should go: --out DIRECTORY (or --resume DIRECTORY to continue one)"])
+        layers = [read_toml(config) if config else {}, options, parse_overrides(overrides or [])]
+        path, settings = out, Config.resolve(*layers)
+        label = f"{settings.method} on {settings.data}"
+    try:
+        with TrainingProgress(_err, label, quiet) as progress:
+            run = train_run(path, settings, progress)
+    except KeyboardInterrupt:
+        _err.print(f"interrupted; continue with: rhobust train --resume {path}", highlight=False)
+        raise typer.Exit(130) from None
+    if not quiet:
+        last = run.metrics()[-1]
+        summary = f"loss {last['loss']:.4f}, gamma {last['gamma']:.4g}, E[c] {last['rho_eff']:.4g}"
+        _out.print(f"{path}: {last['step'] + 1} steps, {summary}", highlight=False)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    attacks: Annotated[
+        str, typer.Option(help="Comma-separated: fgsm, ifgsm, pgd, pgd-paper, and ...-l2.")
+    ] = "fgsm,ifgsm,pgd",
+    epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = "0,0.1,0.2",
+    budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
+    restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks' random starts.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Clean and attacked error of a trained run on its test data."""
+    from rhobust.data import Samples, load_data
+    from rhobust.evaluate import evaluate as run_evaluation
+    from rhobust.files import write_json
+    from rhobust.runs import environment
+    from rhobust.trained import load
+    from rhobust.trainer import cross_entropy
+
+    names = [name.strip() for name in attacks.split(",") if name.strip()]
+    grid, spend = _numbers("--epsilons", epsilons), _numbers("--budgets", budgets)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load(run).to(device)
+    data = load_data(model.config.data)
+    samples = Samples(data.test.x.to(device), data.test.y.to(device))
+    with _err.status("attacking", spinner="dots") as status:
+        result = run_evaluation(
+            model,
+            samples,
+            loss=cross_entropy,
+            bounds=model.bounds,
+            attacks=names,
+            epsilons=grid,
+            budgets=spend,
+            restarts=restarts,
+            seed=seed,
+            done=lambda cell: status.update(f"attacking: {cell} done"),
+        )
+    if json is not None:
+        settings = {"run": str(run), "restarts": restarts, "seed": seed}
+        write_json(json, {**settings, "environment": environment(device), **result.to_json()})
+    if not quiet:
+        table = Table(title=f"error in percent, {result.samples} test samples, {run}")
+        table.add_column("attack")
+        for epsilon in grid:
+            table.add_column(f"{epsilon:g}", justify="right")
+        for name in dict.fromkeys(names):
+            table.add_row(name, *(f"{100 * result.error(name, epsilon):.2f}" for epsilon in grid))
+        _out.print(table)
+        for cell in result.attacked:
+            if cell.attack == "wasserstein":
+                spent = f"E[c] = {cell.mean_cost:.4g} of {cell.epsilon:g}"
+                _out.print(f"wasserstein attack, {spent}: error {100 * cell.error:.2f}", highlight=False)
+
+
+@app.command()
+def methods() -> None:
+    """List the training methods and their knobs."""
+    table = Table(show_lines=False)
+    for column in ("method", "what it is", "knobs"):
+        table.add_column(column)
+    for method in all_methods().values():
+        knobs = ", ".join(f"{key}={value}" for key, value in method.knobs.items() if value is not None)
+        table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
+    _out.print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs, the figures and the page go.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of every run.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Train every method on the embedded digits, attack them all, and draw a page to look at."""
+    from rhobust.demo import Demo
+
+    table, page = Demo(out, seed=seed).show(_err, quiet)
+    if not quiet:
+        _out.print(table)
+        _out.print(f"Open {page} in a browser.", highlight=False)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise ConfigError([f"{option} takes numbers separated by commas, not '{text}'"]) from None
+
+
+def main() -> None:
+    """Run the command; an error of ours is one message and exit code 1, never a traceback."""
+    try:
+        app()
+    except RhobustError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,244 @@
+"""Settings of a training run: from defaults, a TOML file, options and key=value overrides, all checked at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
+from rhobust.data import DATA
+from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.methods import Method, find_method, methods
+from rhobust.models import MODELS
+from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
+from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
+from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
+
+T = TypeVar("T")
+
+COSTS: dict[str, tuple[int, Callable[..., Cost]]] = {
+    "l2": (0, SquaredL2),
+    "lp": (1, SquaredLp),
+    "linf": (0, SquaredLinf),
+}
+REGULARIZERS: dict[str, tuple[int, Callable[..., Regularizer]]] = {
+    "none": (0, NoRegularizer),
+    "l1": (1, L1),
+    "squared-l1": (1, SquaredL1),
+    "squared-l2": (1, SquaredL2Regularizer),
+    "elastic-net": (2, ElasticNet),
+    "group-l2": (1, GroupL2),
+    "box": (2, Box),
+}
+GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
+    "multiplicative": (1, Multiplicative),
+    "projected": (1, ProjectedGradient),
+    "adam": (1, AdamGamma),
+    "fixed": (0, FixedGamma),
+}
+OPTIMIZERS = ("adam", "sgd")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of a run. `knobs` are the method's own (`rhobust methods` lists them)."""
+
+    data: str = "digits"
+    model: str = "mlp"
+    method: str = "spgda"
+    radius: float | None = None
+    epochs: int = 30
+    batch_size: int = 128
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    cost: str = "l2"
+    kappa: float = math.inf
+    regularizer: str = "none"
+    gamma_min: float = 1e-3
+    gamma_rule: str | None = None
+    seed: int = 0
+    device: str = "auto"
+    log_every: int = 1
+    checkpoint_every: int | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def known() -> list[str]:
+        """The keys that belong to every method."""
+        return [key.name for key in dataclasses.fields(Config) if key.name != "knobs"]
+
+    @classmethod
+    def resolve(cls, *layers: Mapping[str, Any]) -> Config:
+        """Settings from layers, later ones winning; one error lists every problem.
+
+        >>> Config.resolve({"method": "spgd", "radius": 1, "max_steps": 5}).knobs["max_steps"]
+        5
+        """
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            merged.update({key.replace("-", "_"): value for key, value in layer.items()})
+        problems: list[str] = []
+        name = merged.get("method", cls.method)
+        chosen = methods().get(name) if isinstance(name, str) else None
+        knobs = dict(chosen.knobs) if chosen else {}
+        settings: dict[str, Any] = {}
+        for key, value in merged.items():
+            try:
+                if key in knobs:
+                    knobs[key] = _converted(key, value, _knob_kind(key))
+                elif key in cls.known():
+                    settings[key] = _converted(key, value, _KINDS[key])
+                elif chosen:
+                    problems.append(unknown("key", key, [*cls.known(), *knobs]))
+            except ConfigError as problem:
+                problems += problem.problems
+        if settings.get("device", "auto") == "auto":
+            settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        config = cls(**settings, knobs=knobs)
+        problems += config._problems(chosen)
+        if problems:
+            raise ConfigError(dict.fromkeys(problems))
+        return config
+
+    def _problems(self, chosen: Method | None) -> list[str]:
+        found: list[str] = []
+        for kind, name, names in (
+            ("data set", self.data, DATA),
+            ("model", self.model, MODELS),
+            ("method", self.method, methods()),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("device", self.device, DEVICES),
+        ):
+            if name is not None and name not in names:
+                found.append(unknown(kind, name, names))
+        if chosen and (problem := chosen.radius_problem(self.radius)):
+            found.append(problem)
+        if chosen and not chosen.robust and self.gamma_rule is not None:
+            found.append(f"method '{self.method}' does not learn gamma, so it takes no gamma_rule")
+        for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "learning_rate", "gamma_min"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                found.append(f"{key} must be > 0, not {value}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            found.append("device 'cuda' was asked for, but torch sees no CUDA device here")
+        if self.seed < 0:
+            found.append(f"seed must be >= 0, not {self.seed}")
+        if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
+            found.append(f"radius must be finite and > 0, not {self.radius}")
+        for build in (self.make_cost, self.make_regularizer, self.make_gamma_rule, self.make_method):
+            try:
+                build()
+            except ConfigError as error:
+                found += error.problems
+            except Refused as error:
+                found.append(str(error))
+        return found
+
+    def make_method(self) -> Method:
+        """The method with this run's knobs."""
+        return find_method(self.method).tuned(**self.knobs)
+
+    def make_cost(self) -> Cost:
+        """The transport cost: l2, lp:P or linf, with kappa for labels."""
+        return dataclasses.replace(_from_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
+
+    def make_regularizer(self) -> Regularizer:
+        """The regularizer: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or box:LO,HI."""
+        return _from_spec("regularizer", self.regularizer, REGULARIZERS)
+
+    def make_gamma_rule(self) -> GammaRule | None:
+        """The rule for gamma: multiplicative:LR, projected:LR, adam:LR or fixed; none means the method's own."""
+        return None if self.gamma_rule is None else _from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
+
+    def to_toml(self) -> str:
+        """The settings as TOML, flat; what is unset is left out."""
+        settings = {key: getattr(self, key) for key in self.known()} | self.knobs
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items() if value is not None)
+
+    @classmethod
+    def from_toml(cls, path: Path, *layers: Mapping[str, Any]) -> Config:
+        """Settings from a file, with layers on top."""
+        return cls.resolve(read_toml(path), *layers)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A flat TOML file of settings."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError([f"{path} does not exist"]) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise ConfigError([f"{path} cannot be read: {problem}"]) from None
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """key=value words as settings; values as TOML writes them, anything else is text.
+
+    >>> parse_overrides(["radius=2", "cost=lp:1.5", "random_start=true"])
+    {'radius': 2, 'cost': 'lp:1.5', 'random_start': True}
+    """
+    wrong = [f"'{word}' is not key=value" for word in overrides if "=" not in word]
+    if wrong:
+        raise ConfigError(wrong)
+    parsed: dict[str, Any] = {}
+    for word in overrides:
+        key, value = word.split("=", 1)
+        try:
+            parsed[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed[key] = value
+    return parsed
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, str) else repr(value)  # repr of inf and of floats is TOML's own
+
+
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("data", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str),
+    **dict.fromkeys(("epochs", "batch_size", "seed", "log_every", "checkpoint_every"), int),
+    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min"), float),
+}
+
+
+def _knob_kind(knob: str) -> type:
+    if knob in ("steps", "max_steps"):
+        return int
+    return bool if knob == "random_start" else float
+
+
+def _converted(key: str, value: object, kind: type) -> Any:
+    """The value as `kind`; nothing is rounded, cut or guessed."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    name = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+    raise ConfigError([f"{key} must be {name}, not {value!r}"])
+
+
+def _from_spec(kind: str, spec: str, table: Mapping[str, tuple[int, Callable[..., T]]]) -> T:
+    """name or name:number,number -> the object it names."""
+    name, _, arguments = spec.partition(":")
+    if name not in table:
+        raise ConfigError([unknown(kind, name, table)])
+    count, build = table[name]
+    try:
+        numbers = [float(word) for word in arguments.split(",")] if arguments else []
+    except ValueError:
+        raise ConfigError([f"{kind} '{spec}': '{arguments}' is not a list of numbers"]) from None
+    if len(numbers) != count:
+        form = name if count == 0 else f"{name}:{','.join(['NUMBER'] * count)}"
+        raise ConfigError([f"{kind} '{spec}' should read {form}"])
+    return build(*numbers)

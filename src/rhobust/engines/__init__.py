@@ -1,0 +1,1 @@
+"""Engines decide what is averaged and when; they know no formula and never call autograd themselves."""

@@ -1,0 +1,102 @@
+"""Files that are either whole or not there: atomic writes, and tensors with a digest instead of pickles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rhobust.errors import RunError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write so that a reader, or a crash at any moment, sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)  # noqa: PTH105 (one system call, the atomic one)
+    finally:
+        partial.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Readable JSON, atomically; NaN and infinity are not JSON and are refused."""
+    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Any nesting of dicts, lists, tuples, numbers, strings and tensors, as safetensors with a SHA-256 digest."""
+    tensors: dict[str, Tensor] = {}
+    structure = json.dumps(_pack(state, tensors))
+    metadata = {"structure": structure, "digest": _digest(structure, tensors)}
+    write_atomically(path, safetensors.torch.save(tensors, metadata))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` wrote, tensors on the CPU; a damaged file is named, never half-read."""
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        structure = metadata["structure"]
+        sound = metadata["digest"] == _digest(structure, tensors)
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (SafetensorError, KeyError, OSError, ValueError) as problem:
+        raise RunError(f"{path} is damaged or not ours ({type(problem).__name__})") from None
+    if not sound:
+        raise RunError(f"{path} is damaged: its content does not match its checksum")
+    state: dict[str, Any] = _unpack(json.loads(structure), tensors)
+    return state
+
+
+def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(structure.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _pack(part: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON that stands for `part`; tensors are put aside under a number."""
+    if isinstance(part, Tensor):
+        name = f"{len(tensors):05d}"
+        tensors[name] = part.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(part, dict):  # as pairs: keys need not be strings
+        return {"dict": [[_pack(key, tensors), _pack(value, tensors)] for key, value in part.items()]}
+    if isinstance(part, tuple | list):
+        return {type(part).__name__: [_pack(item, tensors) for item in part]}
+    if part is None or isinstance(part, bool | int | float | str):
+        return part
+    raise RunError(f"cannot write a {type(part).__name__} without pickling it")
+
+
+def _unpack(part: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(part, dict):
+        return part
+    ((kind, content),) = part.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {_unpack(key, tensors): _unpack(value, tensors) for key, value in content}
+    items = [_unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items

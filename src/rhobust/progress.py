@@ -1,0 +1,51 @@
+"""Progress on a terminal; silence elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rhobust.engines.local import Record
+from rhobust.trainer import Observer
+
+
+class TrainingProgress(Observer):
+    """A bar with the loss, gamma, and E[c] against rho; warnings go to the console in any case."""
+
+    def __init__(self, console: Console, label: str, quiet: bool = False) -> None:
+        self.console, self.label = console, label
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task(label, total=None, state="")
+        self._radius: float | None = None
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, steps: int | None, start: int, radius: float | None) -> None:
+        self._radius = radius
+        self._bar.update(self._task, total=steps, completed=start)
+
+    def stepped(self, record: Record) -> None:
+        against = f" / rho {self._radius:g}" if self._radius is not None else ""
+        state = f"loss {record.loss:.3f}  gamma {record.gamma:.3g}  E[c] {record.rho_eff:.3g}{against}"
+        self._bar.update(self._task, advance=1, state=state)
+
+    def warned(self, message: str) -> None:
+        self.console.print(f"[yellow]warning:[/yellow] {message}", highlight=False)

@@ -1,0 +1,179 @@
+"""A run directory: what was asked, where it ran, what happened, and what came out.
+
+    config.toml                 every setting, resolved; `rhobust train --config` takes it back
+    environment.json            versions, device, threads, git revision
+    metrics.jsonl               one line per logged step (`engines.local.Record`)
+    checkpoints/step-N          the last few complete states of the training
+    model.safetensors           the trained weights, with gamma, once the run is finished
+
+Everything is written atomically and read back without unpickling anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rhobust
+from rhobust.config import Config
+from rhobust.engines.local import Record
+from rhobust.errors import RunError
+from rhobust.files import read_state, write_atomically, write_json, write_state
+
+# One that is being replaced, one that may turn out damaged, one to fall back on.
+_KEPT_CHECKPOINTS = 3
+
+
+class Run:
+    """A run directory, new or found."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> Run:
+        """Start a run in a directory that holds none."""
+        run = cls(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "already holds a run" if run.config_path.exists() else "exists and is not empty"
+            raise RunError(f"{path} {what}; nothing was changed. Choose another --out, or go on with --resume {path}")
+        write_json(path / "environment.json", environment(config.device))
+        write_atomically(run.config_path, config.to_toml().encode())  # last: with it, the directory is a run
+        return run
+
+    @classmethod
+    def find(cls, path: Path) -> Run:
+        """An existing run."""
+        run = cls(path)
+        if not run.config_path.exists():
+            raise RunError(f"{path} is not a run directory: it has no config.toml")
+        return run
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def config(self) -> Config:
+        """The resolved settings."""
+        return Config.from_toml(self.config_path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trained model is there."""
+        return self.model_path.exists()
+
+    def log(self, record: Record) -> None:
+        """Append one line to the metrics."""
+        line = (json.dumps(asdict(record), allow_nan=False) + "\n").encode()
+        with self.metrics_path.open("ab") as file:
+            file.write(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every logged step."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # a line without its newline was cut off by a crash
+
+    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        """Keep a complete state, with the length of the metrics that belong to it; drop the oldest."""
+        size = 0
+        if self.metrics_path.exists():
+            with self.metrics_path.open("rb") as file:  # the lines must be on disk before what refers to them
+                os.fsync(file.fileno())
+            size = self.metrics_path.stat().st_size
+        write_state(self._checkpoint_path(step), {"step": step, "metrics_size": size, "state": state})
+        for old in self._checkpoint_paths()[:-_KEPT_CHECKPOINTS]:
+            old.unlink()
+
+    def restore(self, warn: Callable[[str], None]) -> tuple[int, dict[str, Any] | None]:
+        """The newest sound checkpoint as (step, state), metrics cut back to it; (0, None) where there is none.
+
+        A damaged checkpoint is named through `warn` and the one before it is used.
+        """
+        for path in reversed(self._checkpoint_paths()):
+            try:
+                saved = read_state(path)
+            except RunError as problem:
+                warn(f"{problem}; falling back to the checkpoint before it")
+                continue
+            self._cut_metrics(saved["metrics_size"])
+            return saved["step"], saved["state"]
+        self._cut_metrics(0)
+        return 0, None
+
+    def _cut_metrics(self, size: int) -> None:
+        if not self.metrics_path.exists():
+            if size:
+                raise RunError(f"{self.metrics_path} is missing; without it the run cannot go on")
+            return
+        if self.metrics_path.stat().st_size < size:
+            raise RunError(f"{self.metrics_path} is shorter than its checkpoint says; it was changed after the run")
+        os.truncate(self.metrics_path, size)
+
+    def finish(self, state: dict[str, Any]) -> None:
+        """Write the trained model; from here on the run can be loaded."""
+        write_state(self.model_path, state)
+
+    def trained(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        if not self.finished:
+            raise RunError(f"{self.path} is not finished; continue it with: rhobust train --resume {self.path}")
+        return read_state(self.model_path)
+
+    def _checkpoint_path(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step:09d}.safetensors"
+
+    def _checkpoint_paths(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, device and threads: what a number may depend on besides the settings."""
+    return {
+        "rhobust": rhobust.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "git": _git_revision(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git_revision() -> str | None:
+    """Of the directory the command runs in; none where it is no repository."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,284 @@
+"""Training from the first step to the last: epochs, metrics, checkpoints, interruption and resumption."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rhobust.batches import Batches, batches_of
+from rhobust.config import Config
+from rhobust.costs import Cost
+from rhobust.data import DataSet, load_data
+from rhobust.engines.local import LocalEngine, Record
+from rhobust.errors import ConfigError
+from rhobust.methods import Method, find_method
+from rhobust.models import build_model
+from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.optim import GammaRule, ProximalOptimizer
+from rhobust.regularizers import Regularizer
+from rhobust.runs import Run
+
+
+class Observer:
+    """Watches a training. This one looks away; `progress.TrainingProgress` draws a bar."""
+
+    def started(self, steps: int | None, start: int, radius: float | None) -> None:
+        """Before the first step: how many there are in all, if known, and how many are already done."""
+
+    def stepped(self, record: Record) -> None:
+        """After each step."""
+
+    def warned(self, message: str) -> None:
+        """Something was put right that the user should know of."""
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each sample, (B,): the loss of every classifier here."""
+    return F.cross_entropy(output, y, reduction="none")
+
+
+@dataclass
+class Trainer:
+    """The loop over epochs, with an optional run directory to log and checkpoint into.
+
+    After `checkpoint_every` steps (an epoch, by default) the complete state is kept: theta, gamma, both optimizers'
+    buffers, the generators. Batches depend on (seed, epoch) alone, so a run that is killed and resumed takes the same
+    steps as one that is not.
+    """
+
+    engine: LocalEngine
+    batches: Batches
+    epochs: int
+    run: Run | None = None
+    log_every: int = 1
+    checkpoint_every: int | None = None
+    history: list[Record] = field(default_factory=list)
+
+    def train(self, observer: Observer | None = None, start: int = 0) -> None:
+        """Take every step from `start` on.
+
+        With a run directory, SIGINT and SIGTERM take effect between two steps, after a checkpoint.
+        """
+        observer = observer or Observer()
+        per_epoch = self.batches.steps()
+        observer.started(per_epoch and per_epoch * self.epochs, start, self.engine.objective.radius or None)
+        first, skip = divmod(start, per_epoch) if per_epoch else (0, 0)
+        step = start
+        with _deferred_signals(enabled=self.run is not None) as signals:
+            for epoch in range(first, self.epochs):
+                for x, y in self.batches.epoch(epoch, skip if epoch == first else 0):
+                    record = self.engine.step(x, y, step, epoch)
+                    step += 1
+                    if record.step % self.log_every == 0:
+                        self.history.append(record)
+                        if self.run:
+                            self.run.log(record)
+                    observer.stepped(record)
+                    if self.run and (signals or step % (self.checkpoint_every or per_epoch or 1) == 0):
+                        self.run.save_checkpoint(step, self.state())
+                    if signals:
+                        raise KeyboardInterrupt
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next step depends on."""
+        cuda = torch.cuda.get_rng_state() if self.engine.objective.gamma.is_cuda else None
+        return {
+            "objective": dict(self.engine.objective.state_dict()),
+            "optimizer": self.engine.optimizer.state_dict(),
+            "generator": torch.get_rng_state(),
+            "cuda_generator": cuda,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put back what `state` took."""
+        self.engine.objective.load_state_dict(state["objective"])
+        self.engine.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["generator"])
+        if state["cuda_generator"] is not None:
+            torch.cuda.set_rng_state(state["cuda_generator"])
+
+
+@contextmanager
+def _deferred_signals(enabled: bool) -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of letting them cut a step in two; the same signal again acts at once."""
+    received: list[int] = []
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    caught = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
+
+    def defer(number: int, frame: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
+
+    for number in caught:
+        signal.signal(number, defer)
+    try:
+        yield received
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained model with its objective and what happened on the way."""
+
+    objective: RobustObjective
+    optimizer: ProximalOptimizer
+    history: list[Record]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was handed in, trained."""
+        return self.objective.model
+
+    @property
+    def gamma(self) -> float:
+        """The dual variable at the end."""
+        return float(self.objective.gamma.detach())
+
+    @property
+    def rho_eff(self) -> float:
+        """E c over the last epoch; near the radius when gamma has settled."""
+        last = self.history[-1].epoch
+        costs = [record.rho_eff for record in self.history if record.epoch == last]
+        return math.fsum(costs) / len(costs)
+
+
+def compose(
+    model: nn.Module,
+    loss: PerSampleLoss,
+    chosen: Method,
+    *,
+    radius: float,
+    optimizer: torch.optim.Optimizer,
+    cost: Cost | None = None,
+    regularizer: Regularizer | None = None,
+    gamma_min: float = 1e-3,
+    gamma_rule: GammaRule | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> LocalEngine:
+    """A method on a model: its objective and its step, ready to run."""
+    objective = RobustObjective(
+        model,
+        loss,
+        radius=radius,
+        cost=cost,
+        maximizer=chosen.maximizer,
+        gamma=max(chosen.gamma, gamma_min),
+        gamma_min=gamma_min,
+        bounds=bounds,
+    )
+    rule = gamma_rule or chosen.gamma_rule
+    return LocalEngine(objective, ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule))
+
+
+def fit(
+    model: nn.Module,
+    data: object,
+    *,
+    method: str = "spgd",
+    radius: float | None = None,
+    loss: PerSampleLoss = cross_entropy,
+    epochs: int = 30,
+    batch_size: int = 128,
+    optimizer: torch.optim.Optimizer | None = None,
+    cost: Cost | None = None,
+    regularizer: Regularizer | None = None,
+    gamma_min: float = 1e-3,
+    gamma_rule: GammaRule | None = None,
+    bounds: tuple[float, float] | None = None,
+    seed: int = 0,
+    observer: Observer | None = None,
+    **knobs: Any,
+) -> Fit:
+    """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
+
+    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
+    neither of the last two is ever held in memory whole. The optimizer defaults to Adam with the paper's learning
+    rate, 0.001. The random draws of the training come from `seed`; the global generators are left as they were.
+
+    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
+    >>> len(trained.history)
+    2
+    """
+    chosen = find_method(method).tuned(**knobs)
+    if problem := chosen.radius_problem(radius):
+        raise ConfigError([problem])
+    device = next(model.parameters()).device
+    engine = compose(
+        model,
+        loss,
+        chosen,
+        radius=radius or 0.0,
+        optimizer=optimizer or torch.optim.Adam(model.parameters(), lr=1e-3),
+        cost=cost,
+        regularizer=regularizer,
+        gamma_min=gamma_min,
+        gamma_rule=gamma_rule,
+        bounds=bounds,
+    )
+    trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs)
+    with _seeded(seed, device):
+        trainer.train(observer)
+    return Fit(engine.objective, engine.optimizer, trainer.history)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The global generators seeded for a while, and put back."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
+    """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint."""
+    run = Run.find(path) if config is None else Run.create(path, config)
+    config = run.config()
+    if run.finished:
+        return run
+    device = torch.device(config.device)
+    data = load_data(config.data)
+    with _seeded(config.seed, device):
+        trainer = _trainer(config, data, run, device)
+        start, state = run.restore((observer or Observer()).warned)
+        if state is not None:
+            trainer.load_state(state)
+        trainer.train(observer, start)
+    objective = trainer.engine.objective
+    run.finish({"model": dict(objective.model.state_dict()), "gamma": objective.gamma.detach()})
+    return run
+
+
+def _trainer(config: Config, data: DataSet, run: Run, device: torch.device) -> Trainer:
+    model = build_model(config.model, data.train.x.shape[1:], data.classes).to(device)
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimizer: torch.optim.Optimizer = kinds[config.optimizer](model.parameters(), lr=config.learning_rate)
+    engine = compose(
+        model,
+        cross_entropy,
+        config.make_method(),
+        radius=config.radius or 0.0,
+        optimizer=optimizer,
+        cost=config.make_cost(),
+        regularizer=config.make_regularizer(),
+        gamma_min=config.gamma_min,
+        gamma_rule=config.make_gamma_rule(),
+        bounds=data.bounds,
+    )
+    batches = batches_of(data.train, config.batch_size, config.seed, device)
+    return Trainer(engine, batches, config.epochs, run, config.log_every, config.checkpoint_every)
