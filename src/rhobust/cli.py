@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rhobust.attacks import ATTACKS
 from rhobust.config import Config, parse_overrides, read_toml
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.methods import methods as all_methods
+from rhobust.progress import TrainingProgress, say
 
 app = typer.Typer(
     help="Train PyTorch models that hold up everywhere inside a Wasserstein ball around the data.",
@@ -49,7 +51,6 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a model into a run directory, or continue one."""
-    from rhobust.progress import TrainingProgress
     from rhobust.trainer import train_run
 
     given = {
@@ -78,20 +79,18 @@ def train(
         with TrainingProgress(_err, label, quiet) as progress:
             run = train_run(path, settings, progress)
     except KeyboardInterrupt:
-        _err.print(f"interrupted; continue with: rhobust train --resume {path}", highlight=False)
+        say(_err, f"interrupted; continue with: rhobust train --resume {path}")
         raise typer.Exit(130) from None
     if not quiet:
         last = run.metrics()[-1]
         summary = f"loss {last['loss']:.4f}, gamma {last['gamma']:.4g}, E[c] {last['rho_eff']:.4g}"
-        _out.print(f"{path}: {last['step'] + 1} steps, {summary}", highlight=False)
+        say(_out, f"{path}: {last['step'] + 1} steps, {summary}")
 
 
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    attacks: Annotated[
-        str, typer.Option(help="Comma-separated: fgsm, ifgsm, pgd, pgd-paper, and ...-l2.")
-    ] = "fgsm,ifgsm,pgd",
+    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}.")] = "fgsm,ifgsm,pgd",
     epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = "0,0.1,0.2",
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
     restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
@@ -140,7 +139,7 @@ def evaluate(
         for cell in result.attacked:
             if cell.attack == "wasserstein":
                 spent = f"E[c] = {cell.mean_cost:.4g} of {cell.epsilon:g}"
-                _out.print(f"wasserstein attack, {spent}: error {100 * cell.error:.2f}", highlight=False)
+                say(_out, f"wasserstein attack, {spent}: error {100 * cell.error:.2f}")
 
 
 @app.command()
@@ -167,7 +166,7 @@ def demo(
     table, page = Demo(out, seed=seed).show(_err, quiet)
     if not quiet:
         _out.print(table)
-        _out.print(f"Open {page} in a browser.", highlight=False)
+        say(_out, f"Open {page} in a browser.")
 
 
 def _numbers(option: str, text: str) -> list[float]:

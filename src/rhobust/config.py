@@ -103,6 +103,8 @@ class Config:
                 problems += problem.problems
         if settings.get("device", "auto") == "auto":
             settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        if chosen and chosen.robust:
+            settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
         config = cls(**settings, knobs=knobs)
         problems += config._problems(chosen)
         if problems:
@@ -226,6 +228,12 @@ def _converted(key: str, value: object, kind: type) -> Any:
         return value
     name = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
     raise ConfigError([f"{key} must be {name}, not {value!r}"])
+
+
+def _spec_of(rule: GammaRule) -> str:
+    """The text that names a rule, as GAMMA_RULES reads it."""
+    (name,) = [name for name, (_, kind) in GAMMA_RULES.items() if kind is type(rule)]
+    return f"{name}:{rule.lr:g}"
 
 
 def _from_spec(kind: str, spec: str, table: Mapping[str, tuple[int, Callable[..., T]]]) -> T:

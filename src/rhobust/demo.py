@@ -11,6 +11,7 @@ import jinja2
 import torch
 from markupsafe import Markup
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rhobust import figures
@@ -164,9 +165,9 @@ class Demo:
     def _table(self, entries: dict[str, Entry]) -> Table:
         columns, rows = self._cells(entries)
         table = Table(title=f"error in percent on the digits' test set, rho = {self.radius:g}, seed {self.seed}")
-        table.add_column("method")
+        table.add_column("method", no_wrap=True)
         for column in columns:
-            table.add_column(column, justify="right")
+            table.add_column(escape(column), justify="right", no_wrap=True)
         for name, texts in rows:
             table.add_row(name, *texts)
         return table

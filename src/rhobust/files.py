@@ -16,6 +16,9 @@ from torch import Tensor
 from rhobust.errors import RunError
 
 
+_HEADER = "rhobust"
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write so that a reader, or a crash at any moment, sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +47,9 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
     """Any nesting of dicts, lists, tuples, numbers, strings and tensors, as safetensors with a SHA-256 digest."""
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, tensors))
-    metadata = {"structure": structure, "digest": _digest(structure, tensors)}
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    # One key alone: safetensors writes several in no fixed order, and equal states should be equal bytes.
+    header = json.dumps({"digest": _digest(structure, tensors), "structure": structure})
+    write_atomically(path, safetensors.torch.save(tensors, {_HEADER: header}))
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -54,11 +58,12 @@ def read_state(path: Path) -> dict[str, Any]:
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        structure = metadata["structure"]
-        sound = metadata["digest"] == _digest(structure, tensors)
+        header = json.loads(metadata[_HEADER])
+        structure = header["structure"]
+        sound = header["digest"] == _digest(structure, tensors)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
-    except (SafetensorError, KeyError, OSError, ValueError) as problem:
+    except (SafetensorError, KeyError, TypeError, OSError, ValueError) as problem:
         raise RunError(f"{path} is damaged or not ours ({type(problem).__name__})") from None
     if not sound:
         raise RunError(f"{path} is damaged: its content does not match its checksum")

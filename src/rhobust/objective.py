@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rhobust.ascent import Maximizer, Oracle, maximize
 from rhobust.costs import Cost, SquaredL2
+from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.validator import check_batch, check_labels, check_loss, check_model, check_settings
 
@@ -122,7 +123,12 @@ class RobustObjective(nn.Module):
         if self._classes is None:
             with undisturbed(self.model), torch.no_grad():
                 self._loss(x[:1], y[:1])
-        classes = self._classes or 1
+        if not self._classes:
+            raise Refused(
+                "a finite label cost kappa needs a classifier: outputs (B, classes) and whole-number labels (B,). "
+                "For regression leave kappa infinite"
+            )
+        classes = self._classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes))

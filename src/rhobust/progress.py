@@ -11,16 +11,21 @@ from rhobust.engines.local import Record
 from rhobust.trainer import Observer
 
 
+def say(console: Console, message: str) -> None:
+    """A plain line: brackets and paths stay as they are, whatever the width."""
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
 class TrainingProgress(Observer):
     """A bar with the loss, gamma, and E[c] against rho; warnings go to the console in any case."""
 
     def __init__(self, console: Console, label: str, quiet: bool = False) -> None:
         self.console, self.label = console, label
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -48,4 +53,4 @@ class TrainingProgress(Observer):
         self._bar.update(self._task, advance=1, state=state)
 
     def warned(self, message: str) -> None:
-        self.console.print(f"[yellow]warning:[/yellow] {message}", highlight=False)
+        say(self.console, f"warning: {message}")

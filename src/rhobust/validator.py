@@ -29,6 +29,11 @@ def check_settings(
         raise Refused(f"gamma starts at {gamma}, below its floor gamma_min = {gamma_min}; raise gamma")
     if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
         raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
+    if math.isfinite(cost.kappa) and not maximizer.penalized:
+        raise Refused(
+            f"flipping a label costs kappa = {cost.kappa:g}, but {type(maximizer).__name__} does not price transport; "
+            "use a penalized maximizer (PenalizedAscent, Oracle, MarginAscent), or leave kappa infinite"
+        )
     if isinstance(maximizer, Oracle) and maximizer.curvature is not None:
         needed = math.inf if cost.strong_convexity == 0 else maximizer.curvature / cost.strong_convexity
         if not gamma_min > needed:

@@ -1,0 +1,167 @@
+"""The command, from the outside."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+import rhobust
+from rhobust.cli import app, main
+from rhobust.data import digits
+from rhobust.errors import RhobustError
+from rhobust.runs import Run
+
+
+def command(*words: str) -> str:
+    """What the command prints on standard output; errors of ours come through as they are."""
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "a"
+    command("train", "--data", "digits", "--method", "spgda", "--radius", "2", "--epochs", "6", "--out", str(path))
+    return path
+
+
+def test_a_run_directory_tells_everything(trained: Path) -> None:
+    run = Run.find(trained)
+    config = run.config()
+    assert (config.method, config.radius, config.epochs, config.knobs["steps"]) == ("spgda", 2.0, 6, 1)
+    records = run.metrics()
+    assert [record["step"] for record in records] == list(range(6 * 12))
+    assert {"step", "loss", "value", "gamma", "rho_eff", "stationarity"} <= set(records[0])
+    for record in records[::10]:  # the value is psi: loss + gamma (rho - E c)
+        psi = record["loss"] + record["gamma"] * (2.0 - record["rho_eff"])
+        assert record["value"] == pytest.approx(psi, rel=1e-5)
+    environment = json.loads((trained / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["device"]
+
+
+def test_load_gives_the_trained_module_back(trained: Path) -> None:
+    model = rhobust.load(trained)
+    assert isinstance(model, torch.nn.Module)
+    assert not any(module.training for module in model.modules())
+    assert model.bounds == (-1.0, 1.0)
+    data = digits()
+    with torch.no_grad():
+        loss = float(cross_entropy(model(data.test.x), data.test.y))
+    assert loss < 0.7  # an untrained one has log 10 = 2.3
+    assert model.gamma < 1.0  # learned: it started at 1
+
+
+def test_fit_and_train_take_the_same_steps(trained: Path) -> None:
+    """One call and the command are the same pieces: equal weights, bit for bit."""
+    from rhobust.models import build_model
+
+    data = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build_model("mlp", data.train.x.shape[1:], 10)
+        state = rhobust.fit(
+            model, (data.train.x, data.train.y), method="spgda", radius=2.0, epochs=6, seed=0, bounds=data.bounds
+        )
+    loaded = rhobust.load(trained)
+    for name, weight in state.model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[name]), name
+    assert state.gamma == loaded.gamma
+
+
+def test_evaluate_prints_and_writes_the_same_numbers(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    printed = command(
+        *("evaluate", str(trained), "--attacks", "fgsm,pgd", "--epsilons", "0,0.2"),
+        *("--budgets", "0.5", "--restarts", "2", "--json", str(out)),
+    )
+    written = json.loads(out.read_text())
+    assert written["samples"] == 360
+    cells = {(cell["attack"], cell["epsilon"]): cell["error"] for cell in written["attacked"]}
+    assert cells["fgsm", 0.0] == cells["pgd", 0.0] == written["clean"] <= cells["fgsm", 0.2]
+    assert f"{100 * cells['pgd', 0.2]:.2f}" in printed
+    assert f"{100 * cells['wasserstein', 0.5]:.2f}" in printed
+
+
+def test_a_config_file_with_overrides_makes_the_same_run_as_options(trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / "settings.toml"
+    source.write_text('data = "digits"\nmethod = "spgda"\nradius = 7.0\nepochs = 1\n')
+    out = tmp_path / "run"
+    command("train", "--config", str(source), "--epochs", "6", "--out", str(out), "radius=2")
+    assert (out / "config.toml").read_bytes() == (trained / "config.toml").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_resuming_a_finished_run_changes_nothing(trained: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    command("train", "--resume", str(trained))
+    assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+
+
+def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = command("methods")
+    for name in rhobust.methods():
+        assert re.search(rf"\b{name}\b", printed)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--method", "spgd", "--radius", "1"], "--out DIRECTORY"),
+        (["train", "--out", "{new}", "method=spgd"], "method 'spgd' needs a radius"),
+        (["train", "--out", "{run}", "radius=1"], "already holds a run; nothing was changed"),
+        (["train", "--resume", "{run}", "radius=1"], "with the settings it was started with"),
+        (["train", "--resume", "{new}"], "is not a run directory"),
+        (["train", "--config", "{new}", "--out", "{new}"], "does not exist"),
+        (["evaluate", "{new}"], "is not a run directory"),
+        (["evaluate", "{run}", "--attacks", "pdg"], "unknown attack 'pdg' (did you mean 'pgd'?)"),
+        (["evaluate", "{run}", "--epsilons", "0,x"], "--epsilons takes numbers"),
+        (["evaluate", "{run}", "--epsilons=-0.1"], "epsilon must be >= 0"),
+    ],
+)
+def test_bad_requests_get_one_clear_error(trained: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    filled = [word.format(run=trained, new=tmp_path / "new") for word in words]
+    with pytest.raises(RhobustError, match=re.escape(message)):
+        CliRunner().invoke(app, filled, catch_exceptions=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_error_is_lines_on_standard_error_and_exit_code_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rhobust", "train", "--out", "x", "method=spgx", "epochs=0"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code == 1
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "error: unknown method 'spgx' (did you mean 'spgd'?); known: " + ", ".join(rhobust.methods()),
+        "error: epochs must be > 0, not 0",
+    ]
+
+
+def test_it_is_quiet_where_there_is_no_terminal(tmp_path: Path) -> None:
+    words = ["train", "--radius", "1", "--epochs", "1", "--out", str(tmp_path / "run"), "--quiet"]
+    done = subprocess.run([sys.executable, "-m", "rhobust", *words], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
+
+
+def test_a_run_that_diverges_stops_before_the_update_and_keeps_what_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(RhobustError, match="nothing was updated"):
+        CliRunner().invoke(
+            app,
+            ["train", "--out", str(path), "radius=1", "epochs=4", "optimizer=sgd", "learning_rate=1e20"],
+            catch_exceptions=False,
+        )
+    assert Run.find(path).metrics()
+    with pytest.raises(RhobustError, match="is not finished"):
+        rhobust.load(path)

@@ -1,0 +1,153 @@
+"""Attacks: presets, verification, and the Wasserstein budget."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rhobust.ascent import Ball, Point, Problem, Step
+from rhobust.attacks import ATTACKS, attack, errs, find_attack, wasserstein
+from rhobust.data import Samples
+from rhobust.errors import ConfigError, Refused
+from rhobust.evaluate import evaluate
+
+LOSS = partial(cross_entropy, reduction="none")
+BOUNDS = (-1.0, 1.0)
+
+
+def problem(seed: int = 0, count: int = 200) -> tuple[nn.Module, Tensor, Tensor]:
+    """A net that is right on most samples, so that there is something to attack."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3)).eval()
+    x = torch.rand(count, 6, generator=generator) * 2 - 1
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    y[:5] = (y[:5] + 1) % 3  # and wrong on five
+    return model, x, y
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("epsilon", [0.05, 0.3])
+def test_results_stay_in_ball_and_box_and_fooled_means_fooled(name: str, epsilon: float) -> None:
+    model, x, y = problem()
+    ball = ATTACKS[name](epsilon)
+    torch.manual_seed(0)
+    result = attack(model, x, y, ball, loss=LOSS, bounds=BOUNDS, restarts=2)
+    away = (result.zeta - x).abs()
+    size = away.amax(1) if ball.norm == math.inf else (away**2).sum(1).sqrt()
+    assert (size <= epsilon * (1 + 1e-5)).all()
+    assert (result.zeta >= -1).all()
+    assert (result.zeta <= 1).all()
+    assert result.discarded == 0
+    assert torch.equal(result.fooled, errs(model, result.zeta, y))
+    assert result.fooled[:5].all()  # x is in the ball: what is wrong unattacked stays wrong
+
+
+def test_fgsm_is_exact_for_a_linear_model_in_the_box() -> None:
+    """The worst margin over the ball and the box, in closed form: every coordinate goes as far as it can."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2).double()
+    x = torch.rand(300, 6, dtype=torch.double) * 2 - 1
+    with torch.no_grad():
+        y = model(x).argmax(1)
+        weight = model.weight[1] - model.weight[0]
+        sign = torch.where(y == 1, 1.0, -1.0).double()[:, None]
+        lowest = (x - 0.2 * (weight * sign).sign()).clamp(-1, 1)
+        worst = sign[:, 0] * (lowest @ weight + model.bias[1] - model.bias[0])
+    result = attack(model, x, y, ATTACKS["fgsm"](0.2), loss=LOSS, bounds=BOUNDS)
+    assert torch.equal(result.fooled, worst < 0)
+
+
+def test_restarts_only_help() -> None:
+    model, x, y = problem()
+    few = attack(model, x, y, ATTACKS["pgd"](0.1), loss=LOSS, bounds=BOUNDS)
+    torch.manual_seed(1)
+    many = attack(model, x, y, ATTACKS["pgd"](0.1), loss=LOSS, bounds=BOUNDS, restarts=5)
+    assert many.fooled.sum() >= few.fooled.sum()
+
+
+def test_the_paper_s_pgd_stays_in_the_ball_around_x_though_its_steps_are_larger() -> None:
+    model, x, y = problem()
+    result = attack(model, x, y, ATTACKS["pgd-paper"](0.1), loss=LOSS, bounds=BOUNDS)
+    assert (result.zeta - x).abs().max() <= 0.1 + 1e-6
+
+
+def test_a_result_outside_its_ball_or_box_does_not_count() -> None:
+    class Cheat(Ball):
+        def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
+            far = point.zeta.clone()
+            far[:50] += 10.0  # out of the ball
+            far[50:60] = math.nan
+            return Step(far, far)
+
+    model, x, y = problem()
+    before = errs(model, x, y)
+    result = attack(model, x, y, Cheat(0.1), loss=LOSS, bounds=None)
+    assert result.discarded == 60
+    assert torch.equal(result.fooled, before)
+    assert torch.equal(result.zeta[:60], x[:60])
+
+
+def test_attacks_leave_the_model_as_it_was() -> None:
+    model, x, y = problem()
+    model.train()
+    attack(model, x, y, ATTACKS["ifgsm"](0.1), loss=LOSS, bounds=BOUNDS)
+    assert model.training
+    assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.1, 0.5])
+def test_the_wasserstein_attack_spends_its_budget_and_never_more(budget: float) -> None:
+    model, x, y = problem()
+    moved = wasserstein(model, x, y, loss=LOSS, budget=budget, bounds=BOUNDS)
+    spent = float(((moved.zeta - x) ** 2).sum(1).mean())
+    assert spent == pytest.approx(moved.mean_cost)
+    assert 0.95 * budget <= spent <= budget * (1 + 1e-6)
+    assert moved.zeta.abs().max() <= 1
+
+
+def test_the_wasserstein_attack_at_a_price_matches_the_closed_form_of_a_linear_loss() -> None:
+    """sup of g.d - gamma ||d||^2 is attained at d = g / (2 gamma)."""
+    slope = torch.tensor([[3.0, -1.0], [1.0, 2.0]])
+    model, y = nn.Identity(), torch.tensor([0, 1])
+    moved = wasserstein(
+        model, torch.zeros(2, 2), y, loss=lambda out, label: (out * slope[label]).sum(1), gamma=2.0, max_steps=5
+    )
+    assert torch.allclose(moved.zeta, slope / 4)
+
+
+def test_wrong_requests_are_refused() -> None:
+    model, x, y = problem()
+    with pytest.raises(ConfigError, match=r"unknown attack 'pdg' \(did you mean 'pgd'\?\); known: fgsm"):
+        find_attack("pdg")
+    with pytest.raises(Refused, match="and not both"):
+        wasserstein(model, x, y, loss=LOSS)
+    with pytest.raises(Refused, match="not both"):
+        wasserstein(model, x, y, loss=LOSS, gamma=1.0, budget=1.0)
+    with pytest.raises(Refused, match="finite and > 0"):
+        wasserstein(model, x, y, loss=LOSS, budget=-1.0)
+
+
+def test_evaluation_counts_what_attack_counts_whatever_the_batch_size_or_the_company() -> None:
+    model, x, y = problem()
+    alone = evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["ifgsm"], epsilons=[0.1])
+    grid = evaluate(
+        model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["fgsm", "ifgsm"], epsilons=[0, 0.1], batch_size=33
+    )
+    expected = float(attack(model, x, y, ATTACKS["ifgsm"](0.1), loss=LOSS, bounds=BOUNDS).fooled.double().mean())
+    assert grid.error("ifgsm", 0.1) == alone.error("ifgsm", 0.1) == expected
+    assert grid.clean == grid.error("fgsm", 0) == 5 / 200
+
+
+def test_evaluation_is_repeatable_and_leaves_the_generator_alone() -> None:
+    model, x, y = problem()
+    state = torch.get_rng_state()
+    results = [
+        evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["pgd"], epsilons=[0.05]) for _ in range(2)
+    ]
+    assert results[0] == results[1]
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,108 @@
+"""Settings: layers, knobs, and every problem at once."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rhobust.config import Config, parse_overrides
+from rhobust.costs import SquaredLp
+from rhobust.errors import ConfigError
+from rhobust.methods import methods
+from rhobust.optim import AdamGamma
+from rhobust.regularizers import ElasticNet
+
+
+def test_later_layers_win_and_dashes_are_underscores() -> None:
+    config = Config.resolve({"radius": 1, "batch-size": 32}, {"radius": 2.5})
+    assert (config.radius, config.batch_size) == (2.5, 32)
+
+
+def test_resolved_settings_hold_the_knobs_and_the_rule_in_force() -> None:
+    config = Config.resolve({"method": "spgda-literal", "radius": 25})
+    assert config.knobs == {"steps": 1, "eta": 0.02, "gamma": 1.0}
+    assert config.gamma_rule == "adam:0.001"
+
+
+@pytest.mark.parametrize("name", methods())
+def test_toml_round_trip(name: str, tmp_path: Path) -> None:
+    radius = {"radius": 0.1 + 0.2} if methods()[name].robust else {}  # a float that needs all its digits
+    config = Config.resolve({"method": name, "cost": "lp:1.5", "regularizer": "elastic-net:1e-4,1e-05"}, radius)
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert Config.from_toml(path) == config
+
+
+def test_specs_build_what_they_name() -> None:
+    config = Config.resolve(
+        {"radius": 1, "cost": "lp:1.5", "kappa": 3, "regularizer": "elastic-net:0.1,0.2", "gamma_rule": "adam:0.5"}
+    )
+    assert config.make_cost() == SquaredLp(1.5, kappa=3.0)
+    assert config.make_regularizer() == ElasticNet(0.1, 0.2)
+    assert config.make_gamma_rule() == AdamGamma(0.5)
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve(
+            {
+                "data": "moon",
+                "model": "resnet",
+                "radius": -1,
+                "epochs": 0,
+                "batch_size": 1.5,
+                "learning_rate": "fast",
+                "cost": "lp:3",
+                "regularizer": "l1",
+                "step": 3,
+            }
+        )
+    text = "\n".join(caught.value.problems)
+    for fragment in (
+        "unknown data set 'moon'; known: digits",
+        "unknown model 'resnet'",
+        "radius must be finite and > 0, not -1",
+        "epochs must be > 0, not 0",
+        "batch_size must be a whole number, not 1.5",
+        "learning_rate must be a number, not 'fast'",
+        "1 < p <= 2",
+        "regularizer 'l1' should read l1:NUMBER",
+        "unknown key 'step' (did you mean 'steps'?)",
+    ):
+        assert fragment in text
+    assert len(caught.value.problems) == 9
+
+
+def test_a_radius_is_needed_by_robust_methods_and_refused_by_others() -> None:
+    with pytest.raises(ConfigError, match="method 'spgd' needs a radius"):
+        Config.resolve({"method": "spgd"})
+    with pytest.raises(ConfigError, match="method 'wrm' takes no radius; its knobs: steps, eta, gamma"):
+        Config.resolve({"method": "wrm", "radius": 2})
+
+
+@pytest.mark.parametrize("value", [True, "true", 1.0, None])
+def test_nothing_is_rounded_cut_or_guessed(value: object) -> None:
+    with pytest.raises(ConfigError, match="epochs must be a whole number"):
+        Config.resolve({"radius": 1, "epochs": value})
+
+
+def test_overrides_read_values_as_toml_does() -> None:
+    assert parse_overrides(["a=1", "b=1e-3", "c=inf", "d=l1:0.1", "e=false", "f=x=y"]) == {
+        "a": 1,
+        "b": 1e-3,
+        "c": math.inf,
+        "d": "l1:0.1",
+        "e": False,
+        "f": "x=y",
+    }
+    with pytest.raises(ConfigError, match="'radius' is not key=value"):
+        parse_overrides(["radius"])
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    with pytest.raises(ConfigError, match=r"broken\.toml does not exist"):
+        Config.from_toml(path)
+    path.write_text("radius = = 2")
+    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
+        Config.from_toml(path)

@@ -1,0 +1,84 @@
+"""States on disk: what goes in comes out, equal states are equal bytes, and damage is always found."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhobust.errors import RunError
+from rhobust.files import read_state, write_state
+
+STATE: dict[str, Any] = {
+    "scalar": torch.tensor(1.5),
+    "empty": torch.zeros(0, 3),
+    "half": torch.ones(2, 2, dtype=torch.bfloat16),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+    "nested": {0: {"betas": (0.9, 0.999), "flags": [True, None, "text"]}, "step": torch.tensor(3.0)},
+    "limit": float("inf"),
+}
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
+
+
+def test_round_trip_keeps_types_keys_and_values(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", STATE)
+    assert_equal(read_state(tmp_path / "state"), STATE)
+
+
+def test_equal_states_are_equal_bytes(tmp_path: Path) -> None:
+    contents = set()
+    for name in "abcdef":
+        write_state(tmp_path / name, STATE)
+        contents.add((tmp_path / name).read_bytes())
+    assert len(contents) == 1
+
+
+def test_what_would_need_pickle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot write a function without pickling it"):
+        write_state(tmp_path / "state", {"hook": lambda: None})
+    assert not list(tmp_path.iterdir())
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
+def test_any_flipped_bit_or_cut_is_found(
+    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int, cut: bool
+) -> None:
+    path = tmp_path_factory.mktemp("damage") / "state"
+    write_state(path, STATE)
+    content = bytearray(path.read_bytes())
+    place = int(position * len(content))
+    if cut:
+        path.write_bytes(content[:place])
+    else:
+        content[place] ^= 1 << bit
+        path.write_bytes(content)
+    try:
+        state = read_state(path)
+    except RunError as problem:
+        assert str(path) in str(problem)
+    else:  # a flip in the padding of the header changes nothing that is read
+        assert_equal(state, STATE)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nowhere does not exist"):
+        read_state(tmp_path / "nowhere")
