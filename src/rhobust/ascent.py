@@ -72,7 +72,7 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
         step, paid = maximizer.move(problem, problem.at(step.zeta), t, step), t + 1
         if step.accuracy is not None and step.accuracy.reached:
             break
-    return Maximum(step.answer, step.accuracy, paid)
+    return Maximum(step.answer.to(problem.z.dtype), step.accuracy, paid)
 
 
 def _check_count(name: str, count: int) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rhobust.errors import RunError
 
-
 _HEADER = "rhobust"
 
 

@@ -98,13 +98,17 @@ class RobustObjective(nn.Module):
 
     def maximum(self, x: Tensor, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
+        check_model(self.model, training=False)
         return self._solve(x, y)[1]
 
     def _solve(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
-        check_batch(x, y)
+        check_batch(x, y, self.bounds)
         if self._classes:
             check_labels(y, self._classes)
+        elif self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
+            with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
+                self._loss(x, y)
         return self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
@@ -120,9 +124,6 @@ class RobustObjective(nn.Module):
 
     def _flipped(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
         """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
-        if self._classes is None:
-            with undisturbed(self.model), torch.no_grad():
-                self._loss(x[:1], y[:1])
         if not self._classes:
             raise Refused(
                 "a finite label cost kappa needs a classifier: outputs (B, classes) and whole-number labels (B,). "
@@ -164,7 +165,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules() if module.training]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer._version, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     devices = {weight.device for weight in model.parameters() if weight.is_cuda}
     capturing = bool(devices) and torch.cuda.is_current_stream_capturing()
     try:
@@ -180,5 +185,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for weight in weights:
             weight.requires_grad_(True)
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for module, name, buffer, version, before in buffers:
+                setattr(module, name, buffer)  # a model may have put another tensor there
+                if buffer._version != version:  # untouched ones may be part of a graph that is still to be used
+                    buffer.copy_(before)

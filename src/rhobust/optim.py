@@ -65,10 +65,9 @@ class AdamGamma(GammaRule):
 
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
         step = state["step"] = state.get("step", torch.zeros_like(gamma)) + 1
-        mean = state["mean"] = torch.lerp(gradient, state.get("mean", torch.zeros_like(gamma)), self.beta1)
-        square = state["square"] = torch.lerp(
-            gradient.square(), state.get("square", torch.zeros_like(gamma)), self.beta2
-        )
+        zero = torch.zeros_like(gamma)
+        mean = state["mean"] = self.beta1 * state.get("mean", zero) + (1 - self.beta1) * gradient
+        square = state["square"] = self.beta2 * state.get("square", zero) + (1 - self.beta2) * gradient.square()
         scale = (square / (1 - self.beta2**step)).sqrt() + self.eps
         move: Tensor = lr * mean / (1 - self.beta1**step) / scale
         return gamma - move
@@ -92,12 +91,13 @@ class Multiplicative(GammaRule):
 def _sgd_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
     # With momentum the buffer settles at gradient (1 - dampening) / (1 - momentum); the prox must take the same
     # step, or the fixed point is not one of loss + r.
-    return torch.as_tensor(group["lr"] * (1 - group["dampening"]) / (1 - group["momentum"])).to(theta)
+    settled = (1 - group["dampening"]) / (1 - group["momentum"]) if group["momentum"] else 1.0
+    return torch.as_tensor(group["lr"] * settled, dtype=theta.dtype, device=theta.device)
 
 
 def _adam_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
     square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    correction = 1 - group["betas"][1] ** state["step"].to(theta)
+    correction = 1 - group["betas"][1] ** state["step"].to(theta.device, torch.float64)  # in bfloat16 0.999 is 1
     scale: Tensor = group["lr"] / ((square / correction).sqrt() + group["eps"])
     return scale
 
@@ -173,6 +173,19 @@ class ProximalOptimizer(Optimizer):
         super().__init__([objective.gamma], {"lr": self.gamma_rule.lr})
         self.param_groups = [*optimizer.param_groups, *self.param_groups]
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Gamma's group stays the last; every other belongs to the wrapped optimizer."""
+        if not self.param_groups:  # gamma's own, from the constructor
+            super().add_param_group(param_group)
+            return
+        self.base.add_param_group(param_group)
+        self.param_groups.insert(-1, self.base.param_groups[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What `Optimizer` keeps in a copy, and what is ours.
+        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in ours}}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One proximal step on theta and one ruled step on gamma, from the gradients as they stand."""
@@ -205,8 +218,11 @@ class ProximalOptimizer(Optimizer):
         The distance to stationarity of Theorems 1-2 (for r = 0, the gradient's norm); call it before `step()`. Gamma's
         own distance shows in E c against rho.
         """
+        if isinstance(self.regularizer, NoRegularizer):  # theta - (theta - alpha g) would only add rounding
+            gradients = [theta.grad for group in self.base.param_groups for theta in group["params"]]
+            return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         moved = [
-            (theta, torch.as_tensor(group["lr"]).to(theta))
+            (theta, torch.as_tensor(group["lr"], dtype=theta.dtype, device=theta.device))
             for group in self.base.param_groups
             for theta in group["params"]
             if theta.grad is not None
@@ -229,4 +245,5 @@ class ProximalOptimizer(Optimizer):
         gamma_group = self.param_groups[-1]
         gamma_group.update(state_dict["group"])
         self.param_groups = [*self.base.param_groups, gamma_group]
-        self.state[self.objective.gamma] = dict(state_dict["gamma"])
+        gamma = self.objective.gamma
+        self.state[gamma] = {name: buffer.to(gamma.device) for name, buffer in state_dict["gamma"].items()}

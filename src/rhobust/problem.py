@@ -34,7 +34,7 @@ class Problem:
     def at(self, zeta: Tensor) -> Point:
         """Loss and slope at zeta: one forward and one backward pass."""
         with torch.enable_grad():
-            zeta = zeta.detach().requires_grad_(True)
+            zeta = zeta.detach().to(self.z.dtype).requires_grad_(True)  # a loss of higher precision lifts it
             loss = self.loss(zeta)
             (slope,) = torch.autograd.grad(loss.sum(), zeta)
         return Point(zeta.detach(), loss.detach(), slope)

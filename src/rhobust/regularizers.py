@@ -147,7 +147,7 @@ class GroupL2(Regularizer):
         # 1 / ||.|| is concave and increasing in N: Newton from the left never overshoots.
         pull = self.weight * step
         length = (v.norm(dim=1) - pull.amax(1)).clamp_min(0)  # a lower bound on N; (groups,)
-        kept = (v / pull).norm(dim=1) > 1 if self.weight > 0 else v.norm(dim=1) > 0  # else the group is zero
+        kept = (v / pull).nan_to_num(0.0, math.inf, -math.inf).norm(dim=1) > 1  # else the group is zero; 0 / 0 is 0
         tiny = torch.finfo(v.dtype).tiny
         for _ in range(_NEWTON_STEPS):
             damped = v / (length[:, None] + pull).clamp_min(tiny)
@@ -155,7 +155,8 @@ class GroupL2(Regularizer):
             slope = (damped.square() / (length[:, None] + pull).clamp_min(tiny)).sum(1).clamp_min(tiny)
             length = length + (size - 1).clamp_min(0) * size.square() / slope
         shrunk = v * (length[:, None] / (length[:, None] + pull).clamp_min(tiny))
-        return torch.where(kept[:, None], shrunk, torch.zeros_like(v))
+        # A coordinate with step 0 (the start of a warm-up), or with weight 0, stays where it is.
+        return torch.where(pull > 0, torch.where(kept[:, None], shrunk, torch.zeros_like(v)), v)
 
 
 def _groups(v: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ def check_settings(
         raise Refused(f"radius must be finite and >= 0, not {radius}: it bounds the expected transport cost E c")
     if not (gamma_min > 0 and math.isfinite(gamma_min)):
         raise Refused(
-            f"gamma_min must be > 0, not {gamma_min}: at gamma = 0 transport is free and the inner sup is unbounded. "
-            "Raise it (the theory wants gamma_min > L_zz / mu)"
+            f"gamma_min must be finite and > 0, not {gamma_min}: at gamma = 0 transport is free and the inner sup is "
+            "unbounded. The theory wants gamma_min > L_zz / mu"
         )
     if not (gamma >= gamma_min and math.isfinite(gamma)):
-        raise Refused(f"gamma starts at {gamma}, below its floor gamma_min = {gamma_min}; raise gamma")
+        raise Refused(f"gamma must start finite and at or above its floor gamma_min = {gamma_min}, not at {gamma}")
     if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
         raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
     if math.isfinite(cost.kappa) and not maximizer.penalized:
@@ -45,10 +45,11 @@ def check_settings(
             )
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse layers that let one sample of a batch see another."""
+def check_model(model: nn.Module, training: bool = True) -> None:
+    """Refuse layers that let one sample of a batch see another; `training`: in the mode they are in, else in
+    evaluation mode."""
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, _BatchNorm) and ((training and module.training) or module.running_mean is None):
             raise Refused(
                 f"layer '{name}' ({type(module).__name__}) normalizes with the statistics of the batch, so moving one "
                 "sample changes the loss of the others and the sup is no longer per sample. Put it in evaluation mode "
@@ -56,7 +57,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_batch(x: Tensor, y: Tensor) -> None:
+def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None) -> None:
     """Refuse an empty batch, x and y of different length, inputs that are not real numbers or not finite."""
     if len(x) == 0:
         raise DataError("the batch is empty: nothing to learn from")
@@ -70,6 +71,10 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         if values.is_floating_point() and not bool(values.isfinite().all()):
             bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
             raise DataError(f"{name} holds NaN or infinite values (first in sample {bad} of the batch); clean the data")
+    if bounds is not None and not (bounds[0] <= x.min() and x.max() <= bounds[1]):
+        raise DataError(
+            f"x runs from {x.min():g} to {x.max():g}, outside its bounds {bounds}; scale the data or widen the bounds"
+        )
 
 
 def check_labels(y: Tensor, classes: int) -> None:

@@ -71,12 +71,8 @@ def test_any_flipped_bit_or_cut_is_found(
     else:
         content[place] ^= 1 << bit
         path.write_bytes(content)
-    try:
-        state = read_state(path)
-    except RunError as problem:
-        assert str(path) in str(problem)
-    else:  # a flip in the padding of the header changes nothing that is read
-        assert_equal(state, STATE)
+    with pytest.raises(RunError, match="damaged"):
+        read_state(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
