@@ -2,6 +2,7 @@
 
 python benchmarks/digits.py [--output results/digits.json]     trains, attacks, writes the numbers
 python benchmarks/digits.py --markdown                         prints the table from the committed numbers
+python benchmarks/digits.py --figure docs/images/digits.png    draws the README's picture from them
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
+from rhobust import figures
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.evaluate import evaluate
@@ -86,11 +89,33 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def figure(results: dict[str, Any]) -> Figure:
+    """Mean error over the seeds against epsilon, for every method at its default knobs."""
+    epsilons = results["settings"]["epsilons"]
+    curves = {
+        method: {
+            attack: {
+                epsilon: statistics.fmean(
+                    row["errors"][attack][i] for row in results["rows"] if row["variant"] == method
+                )
+                for i, epsilon in enumerate(epsilons)
+            }
+            for attack in ATTACKS
+        }
+        for method in methods()
+    }
+    return figures.error_curves(curves)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
+    if options.figure:
+        figures.save(figure(json.loads(options.output.read_text())), options.figure)
+        return
     if options.markdown:
         print(markdown(json.loads(options.output.read_text())))
         return
