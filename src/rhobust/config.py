@@ -67,6 +67,7 @@ class Config:
     gamma_rule: str | None = None
     seed: int = 0
     device: str = "auto"
+    threads: int | None = None
     log_every: int = 1
     checkpoint_every: int | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Config:
                 problems += problem.problems
         if settings.get("device", "auto") == "auto":
             settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        settings.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it
         if chosen and chosen.robust:
             settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
         config = cls(**settings, knobs=knobs)
@@ -126,7 +128,7 @@ class Config:
             found.append(problem)
         if chosen and not chosen.robust and self.gamma_rule is not None:
             found.append(f"method '{self.method}' does not learn gamma, so it takes no gamma_rule")
-        for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "learning_rate", "gamma_min"):
+        for key in ("epochs", "batch_size", "threads", "log_every", "checkpoint_every", "learning_rate", "gamma_min"):
             value = getattr(self, key)
             if value is not None and not value > 0:
                 found.append(f"{key} must be > 0, not {value}")
@@ -209,7 +211,7 @@ def _toml(value: object) -> str:
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("data", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str),
-    **dict.fromkeys(("epochs", "batch_size", "seed", "log_every", "checkpoint_every"), int),
+    **dict.fromkeys(("epochs", "batch_size", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min"), float),
 }
 

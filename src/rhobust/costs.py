@@ -156,7 +156,9 @@ class SquaredLp(Cost):
         return _length(displacement, self.p)
 
     def dual_norm(self, slope: Tensor) -> Tensor:
-        return _length(slope, self.q)
+        # Scaled by the largest entry first: |g|^q leaves the floating-point range for q near infinity.
+        peak = rows(slope).abs().amax(1)
+        return peak * _length(slope / per_sample(peak.clamp_min(torch.finfo(slope.dtype).tiny), slope), self.q)
 
     def direction(self, slope: Tensor) -> Tensor:
         # Scaled by the largest entry first: |g|^(q-1) underflows for q near infinity.
@@ -217,7 +219,7 @@ class SquaredLinf(Cost):
     def gradient(self, displacement: Tensor) -> Tensor:
         length = per_sample(self.norm(displacement), displacement)
         top = (displacement.abs() == length) & (length > 0)
-        share = top / per_sample(rows(top).sum(1).clamp_min(1), displacement)
+        share = top.to(displacement) / per_sample(rows(top).sum(1).clamp_min(1), displacement)
         return 2 * displacement * share
 
     def response(self, slope: Tensor, gamma: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

@@ -132,7 +132,7 @@ class RobustObjective(nn.Module):
         classes = self._classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every)
-        cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes))
+        cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
             psi = self._loss(maximum.zeta, every) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)

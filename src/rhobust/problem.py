@@ -42,25 +42,22 @@ class Problem:
     def project(self, zeta: Tensor) -> Tensor:
         return zeta if self.bounds is None else zeta.clamp(*self.bounds)
 
+    def room(self, zeta: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """How far zeta may go down and up in every coordinate; none without a box."""
+        return (None, None) if self.bounds is None else (self.bounds[0] - zeta, self.bounds[1] - zeta)
+
     def response(self, slope: Tensor) -> Tensor:
         """The point of the box that maximizes slope.zeta - gamma c(z, zeta)."""
-        if self.bounds is None:
-            return self.z + self.cost.response(slope, self.gamma, None, None)
-        lower, upper = self.bounds
-        return self.z + self.cost.response(slope, self.gamma, lower - self.z, upper - self.z)
+        # z + (upper - z) may round past upper.
+        return self.project(self.z + self.cost.response(slope, self.gamma, *self.room(self.z)))
 
     def penalized(self, point: Point) -> Tensor:
         """psi without its constant gamma rho: loss(zeta) - gamma c(z, zeta), (B,)."""
         return point.loss - self.gamma * self.cost(self.z, point.zeta)
 
     def gradient(self, point: Point) -> Tensor:
-        """Gradient of psi in zeta, without the components that push out of the box."""
-        gradient = point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
-        if self.bounds is None:
-            return gradient
-        lower, upper = self.bounds
-        outward = ((point.zeta <= lower) & (gradient < 0)) | ((point.zeta >= upper) & (gradient > 0))
-        return gradient.masked_fill(outward, 0.0)
+        """Gradient of psi in zeta, (B, ...)."""
+        return point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
 
 
 @dataclass(frozen=True)

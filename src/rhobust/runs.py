@@ -154,7 +154,6 @@ def environment(device: str) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
         "git": _git_revision(),
     }
 

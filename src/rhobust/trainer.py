@@ -238,11 +238,16 @@ def fit(
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The global generators seeded for a while, and put back."""
+def _seeded(seed: int, device: torch.device, threads: int | None = None) -> Iterator[None]:
+    """The global generators seeded, and the number of threads set, for a while."""
+    before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        yield
+        torch.set_num_threads(threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
@@ -253,7 +258,7 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
         return run
     device = torch.device(config.device)
     data = load_data(config.data)
-    with _seeded(config.seed, device):
+    with _seeded(config.seed, device, config.threads):
         trainer = _trainer(config, data, run, device)
         start, state = run.restore((observer or Observer()).warned)
         if state is not None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.equivalence import reference
-from tests.equivalence.reference import Reference
 from torch import Tensor, nn
 
 import rhobust
 from rhobust.ascent import Maximizer, Oracle, PenalizedAscent
 from rhobust.optim import GammaRule
 from rhobust.regularizers import NoRegularizer, Regularizer, SquaredL1
+from tests.equivalence import reference
+from tests.equivalence.reference import Reference
 
 STEPS, BATCH, FEATURES = 20, 5, 4
 TOLERANCE = 1e-10

@@ -1,0 +1,72 @@
+"""The interface of a maximizer of zeta, and the one loop that runs every one of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rhobust.errors import Refused
+from rhobust.problem import Accuracy, Maximum, Point, Problem
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a maximizer hands the loop: where to look next, and what to return if the loop ends here."""
+
+    zeta: Tensor
+    answer: Tensor
+    accuracy: Accuracy | None = None  # None: not measured
+
+
+class Maximizer(ABC):
+    """How zeta starts and how it moves."""
+
+    penalized: bool = True
+    """Whether gamma prices the transport (psi), or the maximizer is its own constraint (the loss alone)."""
+
+    @property
+    @abstractmethod
+    def gradients(self) -> int:
+        """The most gradients it asks for."""
+
+    @abstractmethod
+    def start(self, problem: Problem) -> Tensor:
+        """The first zeta."""
+
+    @abstractmethod
+    def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
+        """The step number t (from 0), given the loss and slope where the last one said to look."""
+
+
+def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None) -> Maximum:
+    """The loop; every maximizer runs through here. `start` replaces the maximizer's own first zeta.
+
+    >>> import torch
+    >>> from rhobust.ascent import PenalizedAscent
+    >>> from rhobust.costs import SquaredL2
+    >>> slope = torch.tensor([[3.0, -1.0]])
+    >>> problem = Problem(torch.zeros(1, 2), lambda zeta: (zeta * slope).sum(1), torch.tensor(0.5), SquaredL2())
+    >>> maximize(problem, PenalizedAscent(steps=1)).zeta  # a linear loss: one step is exact, g / (2 gamma)
+    tensor([[ 3., -1.]])
+    """
+    zeta = maximizer.start(problem) if start is None else start
+    step, paid = Step(zeta, zeta), 0
+    for t in range(maximizer.gradients):
+        step, paid = maximizer.move(problem, problem.at(step.zeta), t, step), t + 1
+        if step.accuracy is not None and step.accuracy.reached:
+            break
+    return Maximum(step.answer.to(problem.z.dtype), step.accuracy, paid)
+
+
+def check_count(name: str, count: int) -> None:
+    """Refuse a count below one."""
+    if count < 1:
+        raise Refused(f"{name} must be at least 1, not {count}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a size that is not positive."""
+    if not value > 0:
+        raise Refused(f"{name} must be > 0, not {value}")

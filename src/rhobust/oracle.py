@@ -1,0 +1,111 @@
+"""The eps-accurate oracle of Alg. 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rhobust.costs import Cost, per_sample, rows
+from rhobust.errors import Refused
+from rhobust.maximizer import Maximizer, Step, check_count
+from rhobust.problem import Accuracy, Point, Problem
+
+# A step counts as a rise if it makes at least this share of the gain that a linear loss would have made: enough to
+# break a cycle between two points of equal psi, too little to turn good steps down.
+_ENOUGH = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OracleStep(Step):
+    """What an oracle remembers of the last accepted point, whose zeta is the answer."""
+
+    best: Point
+    psi: Tensor  # (B,)
+    gain: Tensor  # (B,) what the response to its slope would gain, were the loss linear
+    tau: Tensor  # (B,) how much of the way to the response to go
+
+
+@dataclass(frozen=True)
+class Oracle(Maximizer):
+    """Steps on psi until every sample's gap is at most `accuracy`, or `max_steps` gradients are spent.
+
+    Each step goes a fraction tau of the way to the best response to the current slope; where psi did not rise, the
+    step is taken back and that sample's tau halved, so psi(zeta) never falls below psi(z). What is returned is always
+    a point whose gap was measured (`Accuracy`), also when the gradients did not suffice.
+
+    `curvature` is a known bound L on the curvature of the loss in zeta (linear softmax: ||W||^2 / 2, logistic:
+    ||theta||^2 / 4). With it, and gamma > L / mu, the gap is proved; without it, estimated.
+    """
+
+    accuracy: float = 1e-2
+    max_steps: int = 10
+    curvature: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.accuracy >= 0:
+            raise Refused(f"accuracy must be >= 0, not {self.accuracy}")
+        check_count("max_steps", self.max_steps)
+        if self.curvature is not None and not self.curvature >= 0:
+            raise Refused(f"curvature, a bound on L_zz, must be >= 0, not {self.curvature}")
+
+    @property
+    def gradients(self) -> int:
+        return self.max_steps
+
+    def start(self, problem: Problem) -> Tensor:
+        return problem.z
+
+    def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
+        best, psi = point, problem.penalized(point)
+        tau = torch.ones_like(psi)
+        seen = torch.zeros_like(psi)  # curvature of the loss along the last move
+        if isinstance(last, _OracleStep):
+            seen = _secant(problem.cost, last.best, point)
+            rounding = 4 * torch.finfo(psi.dtype).eps * last.psi.abs()
+            rose = psi >= last.psi + _ENOUGH * last.tau * last.gain - rounding
+            best = _chosen(rose, point, last.best)
+            psi = torch.where(rose, psi, last.psi)
+            tau = torch.where(rose, last.tau, last.tau / 2)
+        response = problem.response(best.slope)
+        gain = rows(best.slope * (response - best.zeta)).sum(1) - problem.gamma * (
+            problem.cost(problem.z, response) - problem.cost(problem.z, best.zeta)
+        )
+        zeta = problem.project(best.zeta + per_sample(tau, best.zeta) * (response - best.zeta))
+        accuracy = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
+        return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, gain=gain, tau=tau)
+
+    def _proved(self, problem: Problem, point: Point) -> Accuracy:
+        """max over d in the box of grad psi.d - lambda / 2 ||d||^2; without a box, ||grad psi||_*^2 / (2 lambda)."""
+        concavity = problem.cost.strong_convexity * problem.gamma - (self.curvature or 0.0)  # lambda
+        uphill = problem.gradient(point)
+        d = problem.cost.response(uphill, concavity / 2, *problem.room(point.zeta))
+        gap = rows(uphill * d).sum(1) - concavity / 2 * problem.cost.norm(d).square()
+        return Accuracy(torch.where(concavity > 0, gap, math.inf), "proved", self.accuracy)
+
+    def _estimated(self, problem: Problem, gain: Tensor, seen: Tensor) -> Accuracy:
+        """The gain of a linear loss, enlarged by the curvature seen; a cost without curvature of its own cannot."""
+        concavity = problem.cost.strong_convexity * problem.gamma
+        if problem.cost.strong_convexity > 0:
+            gain = gain / (1 - seen.clamp_min(0) / concavity).clamp_min(0)
+        # A sample at its optimum has gain 0, which is no gap whatever the curvature: 0 / 0 is 0 here.
+        return Accuracy(torch.nan_to_num(gain.clamp_min(0), nan=0.0, posinf=math.inf), "estimated", self.accuracy)
+
+
+def _chosen(first: Tensor, a: Point, b: Point) -> Point:
+    """Sample by sample, a where `first`, else b."""
+    return Point(
+        zeta=torch.where(per_sample(first, a.zeta), a.zeta, b.zeta),
+        loss=torch.where(first, a.loss, b.loss),
+        slope=torch.where(per_sample(first, a.slope), a.slope, b.slope),
+    )
+
+
+def _secant(cost: Cost, old: Point, new: Point) -> Tensor:
+    """Curvature of the loss between two points: s.(g' - g) / ||s||^2, (B,); 0 where they coincide."""
+    along = new.zeta - old.zeta
+    bent = rows(along * (new.slope - old.slope)).sum(1)
+    length = cost.norm(along).square()
+    return torch.where(length > 0, bent / length.clamp_min(torch.finfo(length.dtype).tiny), 0.0)

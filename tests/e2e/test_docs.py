@@ -1,0 +1,88 @@
+"""The code in the docs runs, and does what the docs say."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rhobust
+from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
+from rhobust.costs import Cost, SquaredL2, per_sample, rows
+from rhobust.regularizers import Regularizer
+
+ROOT = Path(__file__).parents[2]
+DRAWS = torch.Generator().manual_seed(0)
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def contributed() -> dict[str, Any]:
+    names: dict[str, Any] = {
+        **{"math": math, "dataclass": dataclass, "Sequence": Sequence, "Tensor": Tensor},
+        **{"Cost": Cost, "rows": rows, "per_sample": per_sample, "Regularizer": Regularizer},
+        **{"Maximizer": Maximizer, "Problem": Problem, "Point": Point, "Step": Step},
+    }
+    for block in blocks("CONTRIBUTING.md"):
+        exec(block, names)  # the page's own code, as a reader would paste it
+    return names
+
+
+def test_the_readme_s_loop_and_call_train() -> None:
+    loop, call = blocks("README.md")
+    x = torch.rand(64, 4, generator=DRAWS) * 2 - 1
+    y = (x[:, 0] > 0).long()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    before = loss(model(x), y).mean().detach()
+    names: dict[str, Any] = {"model": model, "loss": loss, "loader": [(x, y)] * 30, "x": x, "y": y}
+    exec(loop, names)
+    assert loss(model(x), y).mean() < before
+    assert names["objective"].gamma != 1.0
+    exec("import rhobust\n" + call, names)
+    assert names["trained"].history[-1].step == 29  # thirty epochs of one batch
+    assert names["trained"].model is model
+
+
+def test_the_contributed_cost_is_squared_l2_in_other_coordinates() -> None:
+    weight = torch.rand(5, generator=DRAWS) + 0.5
+    cost, plain = contributed()["SquaredWeighted"](weight), SquaredL2()
+    g = torch.randn(7, 5, generator=DRAWS)
+    scaled = g / weight.sqrt()
+    gamma = torch.tensor(0.7)
+    torch.testing.assert_close(cost.dual_norm(g), plain.dual_norm(scaled))
+    torch.testing.assert_close(cost.norm(cost.direction(g)), torch.ones(7))
+    torch.testing.assert_close((g * cost.direction(g)).sum(1), cost.dual_norm(g))
+    torch.testing.assert_close(
+        cost.response(g, gamma, None, None), plain.response(scaled, gamma, None, None) / weight.sqrt()
+    )
+
+
+def test_the_contributed_regularizer_projects() -> None:
+    r = contributed()["NonNegative"]()
+    v = torch.randn(9, generator=DRAWS)
+    (p,) = r.prox([v], [torch.tensor(0.1)])
+    assert r.value([p]) == 0
+    assert r.value([v]) == math.inf
+    assert torch.equal(p, v.clamp_min(0))
+
+
+def test_the_contributed_maximizer_raises_psi_and_trains() -> None:
+    maximizer = contributed()["SignAscent"]()
+    slope = torch.randn(6, 3, generator=DRAWS)
+    problem = Problem(torch.zeros(6, 3), lambda zeta: (slope * zeta).sum(1), torch.tensor(0.5), SquaredL2())
+    found = maximize(problem, maximizer)
+    assert found.gradients == 5
+    assert (problem.penalized(problem.at(found.zeta)) > 0).all()
+    model = torch.nn.Linear(3, 1)
+    objective = rhobust.RobustObjective(
+        model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.1, maximizer=maximizer, bounds=(-1, 1)
+    )
+    assert (objective(torch.zeros(4, 3), torch.ones(4)).cost > 0).all()
