@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ class Cost(ABC):
 
     kappa: float
     """Cost of flipping a label; infinity means labels are never transported."""
+
+    separable: ClassVar[bool] = False
+    """Whether ||d||^2 is a sum over coordinates: then clipping a best response to the box keeps it best."""
 
     def __call__(self, z: Tensor, zeta: Tensor) -> Tensor:
         """c(z, zeta) = ||zeta - z||^2 for each sample: (B, ...) -> (B,)."""
@@ -94,6 +98,8 @@ class SquaredL2(Cost):
     """
 
     kappa: float = math.inf
+
+    separable = True
 
     def __post_init__(self) -> None:
         _check_kappa(self.kappa)

@@ -24,6 +24,7 @@ class _OracleStep(Step):
 
     best: Point
     psi: Tensor  # (B,)
+    cost: Tensor  # (B,)
     gain: Tensor  # (B,) what the response to its slope would gain, were the loss linear
     tau: Tensor  # (B,) how much of the way to the response to go
 
@@ -59,7 +60,8 @@ class Oracle(Maximizer):
         return problem.z
 
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
-        best, psi = point, problem.penalized(point)
+        best, cost = point, problem.cost(problem.z, point.zeta)
+        psi = point.loss - problem.gamma * cost
         tau = torch.ones_like(psi)
         seen = torch.zeros_like(psi)  # curvature of the loss along the last move
         if isinstance(last, _OracleStep):
@@ -67,15 +69,14 @@ class Oracle(Maximizer):
             rounding = 4 * torch.finfo(psi.dtype).eps * last.psi.abs()
             rose = psi >= last.psi + _ENOUGH * last.tau * last.gain - rounding
             best = _chosen(rose, point, last.best)
-            psi = torch.where(rose, psi, last.psi)
+            psi, cost = torch.where(rose, psi, last.psi), torch.where(rose, cost, last.cost)
             tau = torch.where(rose, last.tau, last.tau / 2)
         response = problem.response(best.slope)
-        gain = rows(best.slope * (response - best.zeta)).sum(1) - problem.gamma * (
-            problem.cost(problem.z, response) - problem.cost(problem.z, best.zeta)
-        )
-        zeta = problem.project(best.zeta + per_sample(tau, best.zeta) * (response - best.zeta))
+        way = response - best.zeta
+        gain = rows(best.slope * way).sum(1) - problem.gamma * (problem.cost(problem.z, response) - cost)
+        zeta = problem.project(best.zeta + per_sample(tau, way) * way)
         accuracy = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
-        return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, gain=gain, tau=tau)
+        return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, cost=cost, gain=gain, tau=tau)
 
     def _proved(self, problem: Problem, point: Point) -> Accuracy:
         """max over d in the box of grad psi.d - lambda / 2 ||d||^2; without a box, ||grad psi||_*^2 / (2 lambda)."""

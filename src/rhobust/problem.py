@@ -48,8 +48,8 @@ class Problem:
 
     def response(self, slope: Tensor) -> Tensor:
         """The point of the box that maximizes slope.zeta - gamma c(z, zeta)."""
-        # z + (upper - z) may round past upper.
-        return self.project(self.z + self.cost.response(slope, self.gamma, *self.room(self.z)))
+        room = (None, None) if self.cost.separable else self.room(self.z)
+        return self.project(self.z + self.cost.response(slope, self.gamma, *room))  # z + room rounds past the box too
 
     def penalized(self, point: Point) -> Tensor:
         """psi without its constant gamma rho: loss(zeta) - gamma c(z, zeta), (B,)."""

@@ -58,7 +58,7 @@ def check_model(model: nn.Module, training: bool = True) -> None:
 
 
 def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None) -> None:
-    """Refuse an empty batch, x and y of different length, inputs that are not real numbers or not finite."""
+    """Refuse an empty batch, x and y of different length, inputs that are not real, not finite or out of bounds."""
     if len(x) == 0:
         raise DataError("the batch is empty: nothing to learn from")
     if len(x) != len(y):
@@ -68,13 +68,18 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # reading values back is not possible there; whoever captures has checked the data
     for name, values in (("x", x), ("y", y)):
-        if values.is_floating_point() and not bool(values.isfinite().all()):
+        if not values.is_floating_point():
+            continue
+        low, high = (float(end) for end in values.detach().aminmax())  # NaN passes through: one look at the data
+        if not (math.isfinite(low) and math.isfinite(high)):
             bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
             raise DataError(f"{name} holds NaN or infinite values (first in sample {bad} of the batch); clean the data")
-    if bounds is not None and not (bounds[0] <= x.min() and x.max() <= bounds[1]):
-        raise DataError(
-            f"x runs from {x.min():g} to {x.max():g}, outside its bounds {bounds}; scale the data or widen the bounds"
-        )
+        # The bounds as x's own precision has them: a float32 clamped to -0.1 lies below the double -0.1.
+        lower, upper = torch.tensor(bounds or (-math.inf, math.inf), dtype=values.dtype).tolist()
+        if name == "x" and not lower <= low <= high <= upper:
+            raise DataError(
+                f"x runs from {low:g} to {high:g}, outside its bounds {bounds}; scale the data or widen the bounds"
+            )
 
 
 def check_labels(y: Tensor, classes: int) -> None:
