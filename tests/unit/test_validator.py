@@ -103,7 +103,8 @@ def test_bounds_that_hold_no_box_are_refused(bounds: Any) -> None:
 def test_bounds_are_compared_in_the_precision_of_the_data() -> None:
     x = torch.tensor([[-0.1, 2.8]])  # in float32 both lie outside the doubles of the same name
     assert float(x[0, 0]) < -0.1
-    objective = RobustObjective(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), radius=1, bounds=(-0.1, 2.8))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    objective = rhobust.RobustObjective(nn.Linear(2, 2), loss, radius=1, bounds=(-0.1, 2.8))
     zeta = objective(x, torch.tensor([0])).zeta
     assert ((zeta >= -0.1) & (zeta <= 2.8)).all()
     with pytest.raises(DataError, match=r"x runs from -0\.11 to 2\.8, outside its bounds \(-0\.1, 2\.8\)"):
