@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from rhobust.config import Config
-from rhobust.data import load_data
 from rhobust.errors import RunError
 from rhobust.models import build_model
 from rhobust.runs import Run
@@ -29,17 +28,15 @@ class TrainedModel(nn.Module):
 
 
 def load(path: str | Path) -> TrainedModel:
-    """The model that `rhobust train` left in a run directory, on the CPU.
+    """The model that `rhobust train` left in a run directory, on the CPU. The data need not be there.
 
     Raises `RunError` where the run is not finished or its weights do not pass their checksum.
     """
     run = Run.find(Path(path))
-    config = run.config()
-    data = load_data(config.data)
-    state = run.trained()
-    model = build_model(config.model, data.train.x.shape[1:], data.classes)
+    config, state = run.config(), run.trained()
     try:
+        model = build_model(config.model, Size(state["shape"]), state["classes"])
         model.load_state_dict(state["model"])
+        return TrainedModel(model, config, state["gamma"], state["bounds"])
     except (RuntimeError, KeyError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
-    return TrainedModel(model, config, float(state["gamma"]), data.bounds)

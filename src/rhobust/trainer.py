@@ -265,7 +265,15 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
             trainer.load_state(state)
         trainer.train(observer, start)
     objective = trainer.engine.objective
-    run.finish({"model": dict(objective.model.state_dict()), "gamma": objective.gamma.detach()})
+    run.finish(
+        {
+            "model": dict(objective.model.state_dict()),
+            "gamma": float(objective.gamma.detach()),
+            "shape": list(data.train.x.shape[1:]),
+            "classes": data.classes,
+            "bounds": data.bounds,
+        }
+    )
     return run
 
 
