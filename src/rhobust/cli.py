@@ -34,7 +34,9 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Any setting or knob of the method.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Data set.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set by name, or a path: .npz, or a folder per class.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where to look for mnist/ and fashion-mnist/ first.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Train on the first so many samples only.")] = None,
     model: Annotated[str | None, typer.Option(help="Model.")] = None,
     method: Annotated[str | None, typer.Option(help="Training method; `rhobust methods` lists them.")] = None,
     radius: Annotated[float | None, typer.Option(help="rho, the bound on the expected transport cost.")] = None,
@@ -55,6 +57,8 @@ def train(
 
     given = {
         "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "limit": limit,
         "model": model,
         "method": method,
         "radius": radius,
@@ -110,7 +114,7 @@ def evaluate(
     grid, spend = _numbers("--epsilons", epsilons), _numbers("--budgets", budgets)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load(run).to(device)
-    data = load_data(model.config.data)
+    data = load_data(model.config.data, model.config.data_dir)
     samples = Samples(data.test.x.to(device), data.test.y.to(device))
     with _err.status("attacking", spinner="dots") as status:
         result = run_evaluation(

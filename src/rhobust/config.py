@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
-from rhobust.data import DATA
+from rhobust.data import data_problem
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
@@ -53,6 +53,8 @@ class Config:
     """Every setting of a run. `knobs` are the method's own (`rhobust methods` lists them)."""
 
     data: str = "digits"
+    data_dir: str | None = None
+    limit: int | None = None
     model: str = "mlp"
     method: str = "spgda"
     radius: float | None = None
@@ -116,7 +118,6 @@ class Config:
     def _problems(self, chosen: Method | None) -> list[str]:
         found: list[str] = []
         for kind, name, names in (
-            ("data set", self.data, DATA),
             ("model", self.model, MODELS),
             ("method", self.method, methods()),
             ("optimizer", self.optimizer, OPTIMIZERS),
@@ -124,11 +125,14 @@ class Config:
         ):
             if name is not None and name not in names:
                 found.append(unknown(kind, name, names))
+        if problem := data_problem(self.data):
+            found.append(problem)
         if chosen and (problem := chosen.radius_problem(self.radius)):
             found.append(problem)
         if chosen and not chosen.robust and self.gamma_rule is not None:
             found.append(f"method '{self.method}' does not learn gamma, so it takes no gamma_rule")
-        for key in ("epochs", "batch_size", "threads", "log_every", "checkpoint_every", "learning_rate", "gamma_min"):
+        counts = [key for key, kind in _KINDS.items() if kind is int and key != "seed"]
+        for key in (*counts, "learning_rate", "gamma_min"):
             value = getattr(self, key)
             if value is not None and not value > 0:
                 found.append(f"{key} must be > 0, not {value}")
@@ -210,8 +214,10 @@ def _toml(value: object) -> str:
 
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("data", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str),
-    **dict.fromkeys(("epochs", "batch_size", "seed", "threads", "log_every", "checkpoint_every"), int),
+    **dict.fromkeys(
+        ("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str
+    ),
+    **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min"), float),
 }
 

@@ -1,18 +1,31 @@
-"""Data sets: samples with their bounds, ready to train on."""
+"""Data sets: samples with their bounds, ready to train on.
+
+By name: `digits` (embedded), `mnist`, `fashion-mnist`. By path: a `.npz` file with arrays x and y, or a folder with one
+folder of images for each class. Pixels come in [-1, 1], and the bounds travel with the data.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rhobust.errors import ConfigError, unknown
+from rhobust.archives import FASHION_MNIST, MNIST, Archive
+from rhobust.errors import ConfigError, DataError, LengthMismatch, unknown
 
-# The digits come without a split of their own: this seed fixes one for everybody, whatever a run's seed is.
+# Data without a split of their own get one from this seed, the same for everybody, whatever a run's seed is.
 _SPLIT_SEED = 0
-_DIGITS_TEST = 360
+_TEST_SHARE = 0.2
+_PIXELS = (-1.0, 1.0)
+_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True)
@@ -25,10 +38,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __getitem__(self, chosen: slice | Tensor) -> Samples:
+        return Samples(self.x[chosen], self.y[chosen])
+
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named classification task; the bounds of its inputs travel with it."""
+    """A named classification task."""
 
     name: str
     train: Samples
@@ -38,7 +54,7 @@ class DataSet:
 
 
 def digits() -> DataSet:
-    """The 1,797 handwritten 8 x 8 digits that ship with scikit-learn, pixels scaled to [-1, 1].
+    """The 1,797 handwritten 8 x 8 digits that ship with scikit-learn.
 
     >>> digits().train.x.shape
     torch.Size([1437, 1, 8, 8])
@@ -47,18 +63,124 @@ def digits() -> DataSet:
 
     raw = load_digits()
     x = torch.from_numpy(raw.images.astype(np.float32) / 8 - 1).unsqueeze(1)
-    y = torch.from_numpy(raw.target.astype(np.int64))
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    held_out, kept = order[:_DIGITS_TEST], order[_DIGITS_TEST:]
-    return DataSet("digits", Samples(x[kept], y[kept]), Samples(x[held_out], y[held_out]), (-1.0, 1.0), classes=10)
+    train, test = _split(Samples(x, torch.from_numpy(raw.target.astype(np.int64))))
+    return DataSet("digits", train, test, _PIXELS, classes=10)
 
 
-DATA = {"digits": digits}
-"""Loader of every data set by name."""
+def _archived(archive: Archive, directory: Path | None) -> DataSet:
+    def part(name: str) -> Samples:
+        images, labels = archive.load(name, directory)
+        return Samples(_pixels(images[:, None]), torch.from_numpy(labels.astype(np.int64)))
+
+    return DataSet(archive.name, part("train"), part("t10k"), _PIXELS, classes=10)
 
 
-def load_data(name: str) -> DataSet:
-    """A data set by name."""
-    if name not in DATA:
-        raise ConfigError([unknown("data set", name, DATA)])
-    return DATA[name]()
+def from_npz(path: Path) -> DataSet:
+    """A file with x (N, ...) and y (N,), and, if it has a test set of its own, x_test and y_test.
+
+    Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they are, within `bounds` from the file or
+    within their own range. Without a test set, a fifth is held out.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError) as problem:
+        raise DataError(f"{path} cannot be read as an .npz file: {problem}") from None
+    missing = [name for name in ("x", "y") if name not in arrays]
+    if missing:
+        raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {', '.join(arrays) or 'none'}")
+    bytes_ = arrays["x"].dtype == np.uint8
+    whole = _samples(arrays["x"], arrays["y"], path)
+    if "x_test" in arrays and "y_test" in arrays:
+        train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path)
+        if train.x.shape[1:] != test.x.shape[1:]:
+            raise DataError(f"{path}: samples of x are {arrays['x'].shape[1:]}, of x_test {arrays['x_test'].shape[1:]}")
+    else:
+        train, test = _split(whole)
+    low, high = float(min(train.x.min(), test.x.min())), float(max(train.x.max(), test.x.max()))
+    bounds = _PIXELS if bytes_ else (low, high)
+    if "bounds" in arrays:
+        lower, upper = (float(end) for end in arrays["bounds"].ravel()[:2])
+        bounds = (lower, upper)
+    if not (bounds[0] <= low and high <= bounds[1] and bounds[0] < bounds[1]):
+        raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")
+    classes = 1 + int(max(train.y.max(), test.y.max()))
+    return DataSet(str(path), train, test, bounds, classes)
+
+
+def from_folder(path: Path) -> DataSet:
+    """A folder with one folder of images for each class (in the order of their names); a fifth is held out."""
+    from PIL import Image, UnidentifiedImageError
+
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    files = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.iterdir())]
+    files = [(file, label) for file, label in files if file.suffix.lower() in _IMAGE_SUFFIXES]
+    if len(folders) < 2 or not files:
+        raise DataError(f"{path} should hold one folder of images for each class, two or more; found {len(folders)}")
+    images: list[NDArray[np.uint8]] = []
+    for file, _ in files:
+        try:
+            with Image.open(file) as image:
+                gray = image.mode in ("1", "L", "LA", "I;16", "I")
+                images.append(np.atleast_3d(np.asarray(image.convert("L" if gray else "RGB"))))
+        except (UnidentifiedImageError, OSError, ValueError) as problem:
+            raise DataError(f"{file} cannot be read as an image: {problem}") from None
+        if images[-1].shape != images[0].shape:
+            shapes = f"{images[-1].shape} and {files[0][0]} {images[0].shape}"
+            raise DataError(f"images differ in size or color: {file} is {shapes} (height, width, channels)")
+    pixels = _pixels(np.stack(images).transpose(0, 3, 1, 2))
+    train, test = _split(Samples(pixels, torch.tensor([label for _, label in files])))
+    return DataSet(str(path), train, test, _PIXELS, classes=len(folders))
+
+
+def _samples(x: NDArray[Any], y: NDArray[Any], path: Path) -> Samples:
+    if len(x) != len(y):
+        raise LengthMismatch(f"{path}: x has {len(x)} samples and y has {len(y)}; they must match")
+    if len(x) < 2:
+        raise DataError(f"{path} holds {len(x)} samples; at least 2 are needed")
+    if x.dtype.kind not in "fiub" or y.dtype.kind not in "iub" or y.ndim != 1:
+        raise DataError(f"{path}: x must be numbers and y whole numbers (N,), not {x.dtype} and {y.dtype} {y.shape}")
+    tensor = _pixels(x) if x.dtype == np.uint8 else torch.from_numpy(x.astype(np.float32))
+    if not bool(tensor.isfinite().all()):
+        raise DataError(f"{path}: x holds NaN or infinite values; clean the data")
+    if int(y.min()) < 0:
+        raise DataError(f"{path}: y holds the label {int(y.min())}; labels count from 0")
+    return Samples(tensor, torch.from_numpy(y.astype(np.int64)))
+
+
+def _pixels(images: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(images.astype(np.float32) / 127.5 - 1)
+
+
+def _split(samples: Samples) -> tuple[Samples, Samples]:
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    held_out = math.ceil(_TEST_SHARE * len(samples))
+    return samples[order[held_out:]], samples[order[:held_out]]
+
+
+DATA: dict[str, Callable[[Path | None], DataSet]] = {
+    "digits": lambda directory: digits(),
+    "mnist": lambda directory: _archived(MNIST, directory),
+    "fashion-mnist": lambda directory: _archived(FASHION_MNIST, directory),
+}
+"""Loader of every data set by name, given the directory to look in first."""
+
+
+def data_problem(name: str) -> str | None:
+    """What is wrong with the name or path of a data set, if anything that can be told without loading it."""
+    path = Path(name)
+    if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+        return None
+    return f"{unknown('data set', name, DATA)}, or the path of an .npz file or of a folder of images per class"
+
+
+def load_data(name: str, directory: str | Path | None = None, limit: int | None = None) -> DataSet:
+    """A data set by name or path; `limit` keeps only the first so many training samples."""
+    if problem := data_problem(name):
+        raise ConfigError([problem])
+    where = directory or os.environ.get("RHOBUST_DATA")
+    if name in DATA:
+        data = DATA[name](Path(where) if where else None)
+    else:
+        data = from_npz(Path(name)) if Path(name).is_file() else from_folder(Path(name))
+    return data if limit is None else DataSet(data.name, data.train[:limit], data.test, data.bounds, data.classes)

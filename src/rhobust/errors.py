@@ -26,6 +26,22 @@ class DataError(RhobustError, ValueError):
     """Data that cannot be used, with the place where they were found wanting."""
 
 
+class TruncatedFile(DataError):
+    """A data file that ends before its header says it should, or whose compression is broken off."""
+
+
+class WrongMagic(DataError):
+    """A file that is not of the format it should have."""
+
+
+class WrongHash(DataError):
+    """A file whose content is not the published one."""
+
+
+class LengthMismatch(DataError):
+    """Inputs and labels that do not belong together."""
+
+
 class RunError(RhobustError):
     """A run directory or a checkpoint that cannot be read or written."""
 

@@ -257,7 +257,7 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
     if run.finished:
         return run
     device = torch.device(config.device)
-    data = load_data(config.data)
+    data = load_data(config.data, config.data_dir, config.limit)
     with _seeded(config.seed, device, config.threads):
         trainer = _trainer(config, data, run, device)
         start, state = run.restore((observer or Observer()).warned)

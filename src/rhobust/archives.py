@@ -1,0 +1,147 @@
+"""The archives of MNIST and Fashion-MNIST: four IDX files each, found, fetched and verified.
+
+They are looked for in the directory that is given (`--data-dir`, or the variable RHOBUST_DATA), then in the cache, and
+downloaded from the data sets' public mirrors where neither has them. Nothing is used before its bytes, decompressed,
+have the published SHA-256.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhobust.errors import DataError, LengthMismatch, TruncatedFile, WrongHash, WrongMagic
+from rhobust.files import write_atomically
+
+_MAGIC = {1: 0x801, 3: 0x803}  # unsigned bytes in one dimension (labels) and in three (images)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One data set's files: their published hashes, and where they are offered."""
+
+    name: str
+    mirrors: tuple[str, ...]
+    hashes: dict[str, str]  # part -> SHA-256 of the decompressed file
+
+    def load(self, part: str, directory: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Images (N, 28, 28) and labels (N,) of `train` or `t10k`."""
+        images = self._array(f"{part}-images", 3, directory)
+        labels = self._array(f"{part}-labels", 1, directory)
+        if len(images) != len(labels):
+            raise LengthMismatch(f"{self.name}: {len(images)} {part} images and {len(labels)} labels; they must match")
+        return images, labels
+
+    def _array(self, part: str, dimensions: int, directory: Path | None) -> NDArray[np.uint8]:
+        path = self._find(part, dimensions, directory)
+        content = decompressed(path)
+        array = parse_idx(content, dimensions, path)
+        if hashlib.sha256(content).hexdigest() != self.hashes[part]:
+            raise WrongHash(f"{path} is not the published {self.name} {part}: its SHA-256 differs; replace the file")
+        return array
+
+    def _find(self, part: str, dimensions: int, directory: Path | None) -> Path:
+        """The file in the given directory or the cache; fetched into the cache where it is in neither."""
+        name = f"{part}-idx{dimensions}-ubyte"
+        places = [folder / self.name for folder in (directory, cache()) if folder is not None]
+        for place in places:
+            for candidate in (place / name, place / f"{name}.gz"):
+                if candidate.exists():
+                    return candidate
+        return self._download(part, f"{name}.gz", places)
+
+    def _download(self, part: str, name: str, places: list[Path]) -> Path:
+        problems = []
+        for mirror in self.mirrors:
+            try:
+                content = fetch(mirror + name)
+                if hashlib.sha256(gzip.decompress(content)).hexdigest() != self.hashes[part]:
+                    raise ValueError("what came is not the published file")
+            except (ImportError, OSError, ValueError, EOFError, zlib.error) as problem:
+                problems.append(f"{mirror}: {type(problem).__name__}")
+                continue
+            target = cache() / self.name / name
+            write_atomically(target, content)
+            return target
+        looked = " nor in ".join(str(place) for place in places)
+        raise DataError(
+            f"{self.name} is not in {looked}, and could not be downloaded ({', '.join(problems)}). "
+            f"Put {name} (and the other three files) into {places[0]}, or point --data-dir or RHOBUST_DATA to a "
+            f"directory that has them in {self.name}/"
+        )
+
+
+def cache() -> Path:
+    """Where downloads are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rhobust"
+
+
+def fetch(address: str) -> bytes:
+    """The content at an address, with a progress bar on a terminal."""
+    import pooch
+
+    with tempfile.TemporaryDirectory() as folder:
+        downloader = pooch.HTTPDownloader(progressbar=os.isatty(2), timeout=30)
+        pooch.get_logger().setLevel("WARNING")  # it announces every download, and that no hash was given: we check ours
+        path = pooch.retrieve(address, known_hash=None, path=folder, fname="file", downloader=downloader)
+        return Path(path).read_bytes()
+
+
+def decompressed(path: Path) -> bytes:
+    """The bytes of a file, gzipped or not."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise TruncatedFile(f"{path} is damaged: its compression breaks off ({problem}); replace the file") from None
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem}") from None
+
+
+def parse_idx(content: bytes, dimensions: int, path: Path) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes: a magic number, the sizes as big-endian 32-bit numbers, the values.
+
+    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), 1, Path("labels"))
+    array([7, 9], dtype=uint8)
+    """
+    head = 4 * (1 + dimensions)
+    if len(content) < head:
+        raise TruncatedFile(f"{path} ends inside its header ({len(content)} bytes); replace the file")
+    magic, *sizes = (int(number) for number in np.frombuffer(content[:head], dtype=">u4"))
+    if magic != _MAGIC[dimensions]:
+        raise WrongMagic(f"{path} starts with {magic:#010x}, not {_MAGIC[dimensions]:#010x}: not the IDX file meant")
+    expected = int(np.prod(sizes, dtype=np.int64))
+    if len(content) - head != expected:
+        kind = "ends early" if len(content) - head < expected else "is too long"
+        raise TruncatedFile(f"{path} {kind}: {len(content) - head} values where {expected} are meant; replace the file")
+    return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(sizes)
+
+
+MNIST = Archive(
+    "mnist",
+    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    {
+        "train-images": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+)
+FASHION_MNIST = Archive(
+    "fashion-mnist",
+    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    {
+        "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+)
