@@ -12,8 +12,8 @@ from rhobust.costs import per_sample, rows
 from rhobust.maximizer import Maximizer, Step, check_count, check_positive
 from rhobust.problem import Point, Problem
 
-# Scalar Newton iterations; each of the two branches converges monotonically.
-_NEWTON_STEPS = 25
+# Scalar Newton iterations: 12 suffice for nine digits wherever the maximum is not degenerate.
+_NEWTON_STEPS = 15
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,24 @@ class MarginAscent(Maximizer):
 def margin_length(bias: Tensor, rate: Tensor, gamma: Tensor, cap: float = math.inf) -> Tensor:
     """argmax over 0 <= t <= cap of softplus(bias + rate t) - gamma t^2, for each sample.
 
-    The stationary points solve rate sigmoid(bias + rate t) = 2 gamma t. The left side is convex below u = 0 and
-    concave above (u = bias + rate t), so there are at most two local maxima: Newton from t = 0 rises to the lower,
-    Newton from t = rate / (2 gamma) falls to the upper, both monotonically. The better one wins.
+    With t = tau rate / (2 gamma) the stationary points solve sigmoid(bias + k tau) = tau, k = rate^2 / (2 gamma), and
+    lie in [0, 1]. The sigmoid is convex below bias + k tau = 0 and concave above, so there are at most two maxima:
+    Newton from tau = 0 rises to the lower, Newton from tau = 1 falls to the upper, both monotonically. The better wins.
 
     >>> margin_length(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor(0.25))  # sigmoid(t) = t / 2
     tensor([1.6879])
     """
-    top = rate / (2 * gamma)
-    lower, upper = torch.zeros_like(top), top
+    k = rate.square() / (2 * gamma)
+    tau = torch.stack([torch.zeros_like(k), torch.ones_like(k)])  # (2, B): both searches at once
     for _ in range(_NEWTON_STEPS):
-        lower = _newton(lower, bias, rate, gamma).clamp(torch.zeros_like(top), top)
-        upper = _newton(upper, bias, rate, gamma).clamp(torch.zeros_like(top), top)
-    lower, upper = lower.clamp_max(cap), upper.clamp_max(cap)
+        chance = torch.sigmoid(bias + k * tau)
+        bend = 1 - k * chance * (1 - chance)
+        # Where the curve does not bend down there is no maximum on this side; stay, the other search has it.
+        newton = tau + (chance - tau) / bend.clamp_min(torch.finfo(k.dtype).tiny)
+        tau = torch.where(bend > 0, newton.clamp(0, 1), tau)
+    low, high = (tau * rate / (2 * gamma)).clamp_max(cap)
 
     def gain(t: Tensor) -> Tensor:
         return torch.nn.functional.softplus(bias + rate * t) - gamma * t.square()
 
-    return torch.where(gain(upper) > gain(lower), upper, lower)
-
-
-def _newton(t: Tensor, bias: Tensor, rate: Tensor, gamma: Tensor) -> Tensor:
-    chance = torch.sigmoid(bias + rate * t)
-    value = rate * chance - 2 * gamma * t
-    bend = rate.square() * chance * (1 - chance) - 2 * gamma
-    # Where the curve does not bend down there is no maximum on this side; stay, the other branch has it.
-    return torch.where(bend < 0, t - value / bend.clamp_max(-torch.finfo(t.dtype).tiny), t)
+    return torch.where(gain(high) > gain(low), high, low)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Size, nn
 
@@ -21,29 +22,44 @@ def mlp(shape: Size, classes: int) -> nn.Module:
     )
 
 
-def cnn(shape: Size, classes: int) -> nn.Module:
+def cnn(
+    shape: Size, classes: int, strides: Sequence[int] = (2, 2, 1), activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Module:
     """The paper's network: 8 x 8, 6 x 6 and 5 x 5 filters, 64, 128 and 128 channels, ReLU, "same" padding.
 
-    The paper names no strides; 2, 2, 1 are those of the code it descends from.
+    The paper names no strides; 2, 2, 1 are those of the code it descends from, which also used ELU. `cnn-stride1` and
+    `cnn-elu` are the other readings; an ELU network has bounded curvature where a ReLU network has none.
 
     >>> sum(weight.numel() for weight in cnn(Size([1, 28, 28]), 10).parameters())
     771658
     """
     channels, height, width = shape
-    last = 128 * -(-height // 4) * -(-width // 4)
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 8, stride=2, padding=3),
-        nn.ReLU(),
-        nn.Conv2d(64, 128, 6, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(128, 128, 5, padding=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(last, classes),
-    )
+    layers: list[nn.Module] = []
+    for out, kernel, stride in zip((64, 128, 128), (8, 6, 5), strides, strict=True):
+        top, bottom = _same(height, kernel, stride)
+        left, right = _same(width, kernel, stride)
+        if top == bottom and left == right:
+            layers.append(nn.Conv2d(channels, out, kernel, stride, padding=(top, left)))
+        else:
+            layers += [nn.ZeroPad2d((left, right, top, bottom)), nn.Conv2d(channels, out, kernel, stride)]
+        layers.append(activation())
+        channels, height, width = out, -(-height // stride), -(-width // stride)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
 
 
-MODELS: dict[str, Callable[[Size, int], nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn}
+def _same(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after, so that ceil(size / stride) values come out; the odd one goes last."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+MODELS: dict[str, Callable[[Size, int], nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "cnn-stride1": partial(cnn, strides=(1, 1, 1)),
+    "cnn-elu": partial(cnn, activation=nn.ELU),
+}
 """Builder of every model by name."""
 
 
@@ -51,4 +67,8 @@ def build_model(name: str, shape: Size, classes: int) -> nn.Module:
     """A fresh model by name, for inputs of `shape` (without the batch); initialized from the global generator."""
     if name not in MODELS:
         raise ConfigError([unknown("model", name, MODELS)])
+    if name.startswith("cnn") and len(shape) != 3:
+        raise ConfigError(
+            [f"model '{name}' needs images (channels, height, width), not samples of shape {tuple(shape)}"]
+        )
     return MODELS[name](shape, classes)
