@@ -6,7 +6,7 @@ Three lines around a training loop (`RobustObjective`, `ProximalOptimizer`), one
 
 from typing import TYPE_CHECKING
 
-from rhobust import ascent, costs, regularizers
+from rhobust import ascent, costs, errors, regularizers
 from rhobust.methods import Method, methods
 from rhobust.objective import RobustObjective, Surrogate
 from rhobust.optim import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient, ProximalOptimizer
@@ -30,6 +30,7 @@ __all__ = [
     "Surrogate",
     "ascent",
     "costs",
+    "errors",
     "fit",
     "load",
     "methods",
@@ -48,3 +49,7 @@ def __getattr__(name: str) -> object:
 
         return load
     raise AttributeError(f"module 'rhobust' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,8 @@ from rhobust.data import Samples
 from rhobust.errors import DataError
 from rhobust.validator import check_batch
 
+_BATCH_SIZE = 128  # the paper's
+
 
 class Batches(ABC):
     """A source of epochs."""
@@ -81,6 +83,8 @@ class LoaderBatches(Batches):
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         for index, batch in enumerate(self.loader):
             if index >= skip:
+                if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                    raise DataError(f"the DataLoader must give pairs (x, y), not {type(batch).__name__}")
                 x, y = batch
                 yield x.to(self.device), y.to(self.device)
 
@@ -90,10 +94,13 @@ def _order(count: int, seed: int, epoch: int, batch_size: int) -> tuple[Tensor, 
     return torch.split(torch.from_numpy(shuffled), batch_size)
 
 
-def batches_of(data: object, batch_size: int, seed: int, device: torch.device) -> Batches:
+def batches_of(data: object, batch_size: int | None, seed: int, device: torch.device) -> Batches:
     """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`."""
     if isinstance(data, DataLoader):
+        if batch_size is not None:
+            raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
         return LoaderBatches(data, device)
+    batch_size = batch_size or _BATCH_SIZE
     if isinstance(data, Dataset):
         return DatasetBatches(data, batch_size, seed, device)
     if isinstance(data, Samples):

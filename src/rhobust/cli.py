@@ -8,13 +8,18 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import rhobust
 from rhobust.attacks import ATTACKS
 from rhobust.config import Config, parse_overrides, read_toml
+from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
+from rhobust.evaluate import Evaluation
 from rhobust.methods import methods as all_methods
+from rhobust.models import MODELS
 from rhobust.progress import TrainingProgress, say
 
 app = typer.Typer(
@@ -32,12 +37,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 @app.command()
 def train(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Any setting or knob of the method.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Any setting (docs/settings.md) or knob of the method; wins over options."
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Data set by name, or a path: .npz, or a folder per class.")] = None,
+    data: Annotated[str | None, typer.Option(help=f"{', '.join(DATA)}, or a path: .npz, images.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where to look for mnist/ and fashion-mnist/ first.")] = None,
     limit: Annotated[int | None, typer.Option(help="Train on the first so many samples only.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"{', '.join(MODELS)}.")] = None,
     method: Annotated[str | None, typer.Option(help="Training method; `rhobust methods` lists them.")] = None,
     radius: Annotated[float | None, typer.Option(help="rho, the bound on the expected transport cost.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
@@ -86,9 +94,7 @@ def train(
         say(_err, f"interrupted; continue with: rhobust train --resume {path}")
         raise typer.Exit(130) from None
     if not quiet:
-        last = run.metrics()[-1]
-        summary = f"loss {last['loss']:.4f}, gamma {last['gamma']:.4g}, E[c] {last['rho_eff']:.4g}"
-        say(_out, f"{path}: {last['step'] + 1} steps, {summary}")
+        say(_out, f"{path}: {run.summary()}")
 
 
 @app.command()
@@ -111,6 +117,8 @@ def evaluate(
     from rhobust.trainer import cross_entropy
 
     names = [name.strip() for name in attacks.split(",") if name.strip()]
+    if seed < 0:
+        raise ConfigError([f"seed must be >= 0, not {seed}"])
     grid, spend = _numbers("--epsilons", epsilons), _numbers("--budgets", budgets)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load(run).to(device)
@@ -129,21 +137,28 @@ def evaluate(
             seed=seed,
             done=lambda cell: status.update(f"attacking: {cell} done"),
         )
+    if not quiet:
+        _show(result, names, grid, f"error in percent on {result.samples} test samples of {run}")
     if json is not None:
         settings = {"run": str(run), "restarts": restarts, "seed": seed}
         write_json(json, {**settings, "environment": environment(device), **result.to_json()})
-    if not quiet:
-        table = Table(title=f"error in percent, {result.samples} test samples, {run}")
-        table.add_column("attack")
-        for epsilon in grid:
-            table.add_column(f"{epsilon:g}", justify="right")
-        for name in dict.fromkeys(names):
-            table.add_row(name, *(f"{100 * result.error(name, epsilon):.2f}" for epsilon in grid))
+
+
+def _show(result: Evaluation, names: list[str], grid: list[float], title: str) -> None:
+    """Attacks in columns, epsilons in rows, and a line for each Wasserstein budget."""
+    say(_out, title)
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("epsilon", *dict.fromkeys(names)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for epsilon in dict.fromkeys(grid):
+        errors = [f"{100 * result.error(name, epsilon):.2f}" for name in dict.fromkeys(names)]
+        table.add_row(f"{epsilon:g}", *errors)
+    if table.row_count and names:
         _out.print(table)
-        for cell in result.attacked:
-            if cell.attack == "wasserstein":
-                spent = f"E[c] = {cell.mean_cost:.4g} of {cell.epsilon:g}"
-                say(_out, f"wasserstein attack, {spent}: error {100 * cell.error:.2f}")
+    for cell in result.attacked:
+        if cell.attack == "wasserstein":
+            spent = f"E[c] = {cell.mean_cost:.4g} of {cell.epsilon:g}"
+            say(_out, f"wasserstein attack, {spent}: error {100 * cell.error:.2f}")
 
 
 @app.command()
@@ -153,7 +168,7 @@ def methods() -> None:
     for column in ("method", "what it is", "knobs"):
         table.add_column(column)
     for method in all_methods().values():
-        knobs = ", ".join(f"{key}={value}" for key, value in method.knobs.items() if value is not None)
+        knobs = ", ".join(key if value is None else f"{key}={value}" for key, value in method.knobs.items())
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
     _out.print(table)
 
@@ -167,7 +182,11 @@ def demo(
     """Train every method on the embedded digits, attack them all, and draw a page to look at."""
     from rhobust.demo import Demo
 
-    table, page = Demo(out, seed=seed).show(_err, quiet)
+    try:
+        table, page = Demo(out, seed=seed).show(_err, quiet)
+    except KeyboardInterrupt:
+        say(_err, "interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None
     if not quiet:
         _out.print(table)
         say(_out, f"Open {page} in a browser.")
@@ -175,9 +194,22 @@ def demo(
 
 def _numbers(option: str, text: str) -> list[float]:
     try:
-        return [float(word) for word in text.split(",") if word.strip()]
+        return [float(word) for word in text.split(",")] if text else []
     except ValueError:
         raise ConfigError([f"{option} takes numbers separated by commas, not '{text}'"]) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(_out, f"rhobust {rhobust.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    """Options that come before any command."""
 
 
 def main() -> None:
@@ -185,6 +217,11 @@ def main() -> None:
     try:
         app()
     except RhobustError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        raise SystemExit(1) from None
+        lines = str(error).splitlines()
+    except OSError as error:  # a full disk, a read-only place, a file where a directory should be
+        lines = [f"{error.filename or 'the output'} cannot be written or read: {error.strerror or error}"]
+    else:
+        return
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+    raise SystemExit(1)

@@ -56,7 +56,7 @@ class Config:
     data_dir: str | None = None
     limit: int | None = None
     model: str = "mlp"
-    method: str = "spgda"
+    method: str = "spgd"
     radius: float | None = None
     epochs: int = 30
     batch_size: int = 128

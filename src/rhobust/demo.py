@@ -24,7 +24,7 @@ from rhobust.evaluate import Evaluation, evaluate
 from rhobust.files import write_atomically, write_json
 from rhobust.methods import methods
 from rhobust.progress import TrainingProgress
-from rhobust.runs import Run, environment
+from rhobust.runs import Run, environment, rho_eff
 from rhobust.trained import TrainedModel, load
 from rhobust.trainer import Observer, cross_entropy, train_run
 
@@ -34,6 +34,13 @@ _TABLE_ATTACK = "pgd"
 _SHOWN_EPSILON = 0.3
 _SHOWN_METHODS = ("erm", "ifgsm", "wrm", "spgd", "spgda")
 _SHOWN_SAMPLES = 10
+
+
+_CAPTIONS = {
+    "curves": "Error of nine methods against epsilon under FGSM, IFGSM and PGD; the numbers are in the table",
+    "trajectories": "gamma and E[c] over the training steps of the methods that learn gamma; E[c] settles at rho",
+    "examples": "Ten digits, clean and attacked, and how five of the models read them",
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,7 @@ class Entry:
     @property
     def rho_eff(self) -> float:
         """E c over the last epoch."""
-        last = [record["rho_eff"] for record in self.metrics if record["epoch"] == self.metrics[-1]["epoch"]]
-        return float(sum(last) / len(last))
+        return rho_eff(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Demo:
 
     def show(self, console: Console, quiet: bool = False) -> tuple[Table, Path]:
         """Train what is not trained yet, attack everything, draw the page; the table and where the page is."""
+        if (self.out / "config.toml").exists():
+            raise RunError(f"{self.out} is a run itself; choose another --out for the demo's nine")
         data = load_data("digits")
         entries = {}
         for number, name in enumerate(methods(), start=1):
@@ -136,7 +144,7 @@ class Demo:
                 }
                 for name, texts in rows
             ],
-            **{name: Markup(figures.to_svg(figure, name)) for name, figure in drawn.items()},
+            **{name: Markup(figures.to_svg(figure, _CAPTIONS[name])) for name, figure in drawn.items()},
         )
         write_atomically(self.out / "report.html", page.encode())
 
@@ -156,7 +164,7 @@ class Demo:
 
     def _cells(self, entries: dict[str, Entry]) -> tuple[list[str], list[tuple[str, list[str]]]]:
         """Column titles and, for each method, its cells: errors in percent, then gamma and E[c]."""
-        columns = ["clean", *(f"{_TABLE_ATTACK} {epsilon:g}" for epsilon in EPSILONS if epsilon), "gamma", "E[c]"]
+        columns = ["clean", *(f"{epsilon:g}" for epsilon in EPSILONS if epsilon), "gamma", "E[c]"]
         rows = []
         for name, entry in entries.items():
             errors = [entry.evaluation.error(_TABLE_ATTACK, epsilon) for epsilon in EPSILONS]
@@ -166,7 +174,7 @@ class Demo:
 
     def _table(self, entries: dict[str, Entry]) -> Table:
         columns, rows = self._cells(entries)
-        title = f"error in percent on the digits' test set, rho = {self.radius:g}, seed {self.seed}"
+        title = f"error in percent, clean and under PGD by epsilon; rho = {self.radius:g}, seed {self.seed}"
         table = Table(title=title, box=box.SIMPLE_HEAD)  # fits eighty columns
         table.add_column("method", no_wrap=True)
         for column in columns:

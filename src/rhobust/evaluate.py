@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,6 +70,9 @@ def evaluate(
     """
     builders = [(name, find_attack(name)) for name in dict.fromkeys(attacks)]
     wrong = [f"epsilon must be >= 0, not {epsilon}" for epsilon in epsilons if not epsilon >= 0]
+    wrong += [f"a budget must be finite and > 0, not {budget}" for budget in budgets if not 0 < budget < math.inf]
+    if not (builders and epsilons) and not budgets:
+        wrong.append("nothing to evaluate: give attacks with epsilons, or budgets for the Wasserstein attack")
     if wrong:
         raise ConfigError(wrong)
     parts = list(zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True))

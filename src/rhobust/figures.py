@@ -99,8 +99,8 @@ def example_grid(
     attacked[method] = (images, predictions); a prediction is green where it is right and red where it is wrong.
     """
     count = len(clean)
-    figure, axes = _new(count, 1 + len(attacked), 1.05 * count + 1.2, 1.3 * (1 + len(attacked)) + 0.4)
-    rows = {"clean": (clean, labels), **attacked}
+    figure, axes = _new(count, 1 + len(attacked), 1.05 * count + 1.7, 1.3 * (1 + len(attacked)) + 0.4)
+    rows = {"clean, true label": (clean, labels), **attacked}
     for row, (name, (images, predictions)) in zip(axes, rows.items(), strict=True):
         for axis, image, label, prediction in zip(row, images, labels, predictions, strict=True):
             axis.imshow(image.squeeze(), cmap="gray", vmin=bounds[0], vmax=bounds[1])

@@ -60,7 +60,7 @@ _TABLE = (
     Method("spgda", "gamma learned, one ascent step (Alg. 2)", PenalizedAscent(), gamma_rule=Multiplicative()),
     Method(
         "spgda-margin",
-        "gamma learned, one ascent step on the margin (ours)",
+        "gamma learned, one ascent step on the margin (ours; cross-entropy only)",
         MarginAscent(),
         gamma_rule=Multiplicative(),
     ),

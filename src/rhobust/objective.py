@@ -24,7 +24,7 @@ PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Surrogate:
     """The objective on one batch, at the zeta that was found."""
 
@@ -43,12 +43,20 @@ class Surrogate:
     gradients: int
     """Gradients in zeta that were computed to find it."""
 
+    def __repr__(self) -> str:
+        mean = f"value={float(self.value.detach()):.4g}, loss={float(self.loss.mean()):.4g}"
+        return f"Surrogate({mean}, rho_eff={float(self.cost.mean()):.4g}, gradients={self.gradients})"
+
 
 class RobustObjective(nn.Module):
     """Mean over the batch of sup over zeta of psi, differentiable in theta and gamma by Danskin's theorem.
 
     With zeta held fixed, d value / d theta = mean grad_theta loss(zeta) and d value / d gamma = rho - mean c.
     For a maximizer that is its own constraint (Identity, Ball) the value is the mean loss at zeta, and gamma is idle.
+
+    `loss(model(x), y)` gives one number per sample, (B,). `radius` is rho, the bound on E c, in the units of `cost`
+    (default: squared l2, summed over features). `maximizer` solves the inner sup (default: `Oracle`). `gamma` is where
+    the dual variable starts and `gamma_min` its floor. `bounds` is the box that x and zeta live in, if there is one.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -71,14 +79,14 @@ class RobustObjective(nn.Module):
         bounds: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module) or not callable(loss):
+            raise Refused("the first two arguments are a model, an nn.Module, and a per-sample loss, a function")
+        self.cost: Cost = SquaredL2() if cost is None else cost
+        self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
+        check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds)
         self.model = model
         self.loss = loss
-        self.radius = float(radius)
-        self.cost: Cost = cost or SquaredL2()
-        self.maximizer: Maximizer = maximizer or Oracle()
-        self.gamma_min = float(gamma_min)
-        self.bounds = bounds
-        check_settings(self.radius, self.cost, self.maximizer, gamma, self.gamma_min, bounds)
+        self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
         some = next(model.parameters(), torch.zeros(()))
         precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
         self.gamma = nn.Parameter(

@@ -148,6 +148,8 @@ class ProximalOptimizer(Optimizer):
         gamma_rule: GammaRule | None = None,
         metric: Metric | None = None,
     ) -> None:
+        if not (isinstance(optimizer, Optimizer) and isinstance(objective, RobustObjective)):
+            raise Refused("the arguments are a torch optimizer over model.parameters() and a RobustObjective")
         self.objective = objective
         self.regularizer: Regularizer = regularizer or NoRegularizer()
         learned = objective.maximizer.penalized
@@ -156,6 +158,12 @@ class ProximalOptimizer(Optimizer):
             raise Refused(
                 "the wrapped optimizer also steps gamma, which has a rule of its own; "
                 "give it model.parameters(), not objective.parameters()"
+            )
+        own = {id(theta) for theta in objective.model.parameters()}
+        if not any(id(theta) in own for group in optimizer.param_groups for theta in group["params"]):
+            raise Refused(
+                "the wrapped optimizer has none of the parameters of the objective's model: nothing would be trained. "
+                "Build it with that model's parameters()"
             )
         if isinstance(self.gamma_rule, Multiplicative) and objective.radius == 0:
             raise Refused(

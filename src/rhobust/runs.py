@@ -12,10 +12,12 @@ Everything is written atomically and read back without unpickling anything.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,16 @@ from rhobust.engines.local import Record
 from rhobust.errors import RunError
 from rhobust.files import read_state, write_atomically, write_json, write_state
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock; there the user must take care
+    fcntl = None  # type: ignore[assignment]
+
 # One that is being replaced, one that may turn out damaged, one to fall back on.
 _KEPT_CHECKPOINTS = 3
+
+
+_LOCK = ".lock"
 
 
 class Run:
@@ -40,15 +50,22 @@ class Run:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> Run:
-        """Start a run in a directory that holds none."""
+    def vacant(cls, path: Path) -> Run:
+        """A directory that holds nothing yet, or does not exist."""
         run = cls(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = "already holds a run" if run.config_path.exists() else "exists and is not empty"
-            raise RunError(f"{path} {what}; nothing was changed. Choose another --out, or go on with --resume {path}")
-        write_json(path / "environment.json", environment(config.device))
-        write_atomically(run.config_path, config.to_toml().encode())  # last: with it, the directory is a run
+        if run.config_path.exists():
+            raise RunError(
+                f"{path} already holds a run; nothing was changed. Choose another --out, or go on with --resume {path}"
+            )
+        if path.exists() and (not path.is_dir() or any(entry.name != _LOCK for entry in path.iterdir())):
+            raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
         return run
+
+    def begin(self, config: Config) -> None:
+        """Start a run here, if the directory is still vacant."""
+        Run.vacant(self.path)
+        write_json(self.path / "environment.json", environment(config.device))
+        write_atomically(self.config_path, config.to_toml().encode())  # last: with it, the directory is a run
 
     @classmethod
     def find(cls, path: Path) -> Run:
@@ -69,6 +86,20 @@ class Run:
     @property
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone in this directory: a second process that wants to write here is refused."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / _LOCK).open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunError(
+                        f"{self.path} is being written by another process; wait for it, or stop it"
+                    ) from None
+            yield
 
     def config(self) -> Config:
         """The resolved settings."""
@@ -92,6 +123,16 @@ class Run:
         lines = self.metrics_path.read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]  # a line without its newline was cut off by a crash
 
+    def summary(self) -> str:
+        """Steps, loss, gamma, and E[c] over the last epoch, in one line."""
+        records = self.metrics()
+        if not records:
+            return "no metrics"
+        last, radius = records[-1], self.config().radius
+        against = "" if radius is None else f" of rho {radius:g}"
+        state = f"loss {last['loss']:.4f}, gamma {last['gamma']:.4g}, E[c] {rho_eff(records):.4g}{against}"
+        return f"{last['step'] + 1} steps, {state}"
+
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
         """Keep a complete state, with the length of the metrics that belong to it; drop the oldest."""
         size = 0
@@ -99,7 +140,8 @@ class Run:
             with self.metrics_path.open("rb") as file:  # the lines must be on disk before what refers to them
                 os.fsync(file.fileno())
             size = self.metrics_path.stat().st_size
-        write_state(self._checkpoint_path(step), {"step": step, "metrics_size": size, "state": state})
+        config = self.config_path.read_text()
+        write_state(self._checkpoint_path(step), {"step": step, "metrics_size": size, "config": config, "state": state})
         for old in self._checkpoint_paths()[:-_KEPT_CHECKPOINTS]:
             old.unlink()
 
@@ -112,10 +154,17 @@ class Run:
             try:
                 saved = read_state(path)
             except RunError as problem:
-                warn(f"{problem}; falling back to the checkpoint before it")
+                warn(f"{problem}; looking for one before it")
                 continue
+            if saved["config"] != self.config_path.read_text():
+                raise RunError(
+                    f"{self.config_path} was changed since the run started; put it back, or start a new run with it: "
+                    f"rhobust train --config {self.config_path} --out DIRECTORY"
+                )
             self._cut_metrics(saved["metrics_size"])
             return saved["step"], saved["state"]
+        if self.metrics():
+            warn(f"{self.path} has no usable checkpoint; starting again from step 0")
         self._cut_metrics(0)
         return 0, None
 
@@ -136,13 +185,22 @@ class Run:
         """What `finish` wrote."""
         if not self.finished:
             raise RunError(f"{self.path} is not finished; continue it with: rhobust train --resume {self.path}")
-        return read_state(self.model_path)
+        try:
+            return read_state(self.model_path)
+        except RunError as problem:
+            raise RunError(f"{problem}; delete it and make it again: rhobust train --resume {self.path}") from None
 
     def _checkpoint_path(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:09d}.safetensors"
 
     def _checkpoint_paths(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+
+def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
+    """E c over the last epoch of some metrics; near the radius when gamma has settled."""
+    costs = [record["rho_eff"] for record in records if record["epoch"] == records[-1]["epoch"]]
+    return math.fsum(costs) / len(costs)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from rhobust.config import Config
 from rhobust.costs import Cost
 from rhobust.data import DataSet, load_data
 from rhobust.engines.local import LocalEngine, Record
-from rhobust.errors import ConfigError
+from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.methods import Method, find_method
 from rhobust.models import build_model
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.optim import GammaRule, ProximalOptimizer
 from rhobust.regularizers import Regularizer
-from rhobust.runs import Run
+from rhobust.runs import Run, rho_eff
 
 
 class Observer:
@@ -44,7 +43,9 @@ class Observer:
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample, (B,): the loss of every classifier here."""
-    return F.cross_entropy(output, y, reduction="none")
+    if y.is_floating_point():
+        raise DataError(f"y is {y.dtype}, and cross-entropy wants class numbers; for regression pass another loss=")
+    return F.cross_entropy(output, y.long(), reduction="none")
 
 
 @dataclass
@@ -152,9 +153,7 @@ class Fit:
     @property
     def rho_eff(self) -> float:
         """E c over the last epoch; near the radius when gamma has settled."""
-        last = self.history[-1].epoch
-        costs = [record.rho_eff for record in self.history if record.epoch == last]
-        return math.fsum(costs) / len(costs)
+        return rho_eff([asdict(record) for record in self.history])
 
 
 def compose(
@@ -193,7 +192,7 @@ def fit(
     radius: float | None = None,
     loss: PerSampleLoss = cross_entropy,
     epochs: int = 30,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     cost: Cost | None = None,
     regularizer: Regularizer | None = None,
@@ -207,8 +206,9 @@ def fit(
     """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
 
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
-    neither of the last two is ever held in memory whole. The optimizer defaults to Adam with the paper's learning
-    rate, 0.001. The random draws of the training come from `seed`; the global generators are left as they were.
+    neither of the last two is ever held in memory whole. Batches have 128 samples; a loader brings its own. The
+    optimizer defaults to Adam with the paper's learning rate, 0.001. The random draws of the training come from `seed`;
+    the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -218,6 +218,10 @@ def fit(
     chosen = find_method(method).tuned(**knobs)
     if problem := chosen.radius_problem(radius):
         raise ConfigError([problem])
+    if epochs < 1:
+        raise ConfigError([f"epochs must be at least 1, not {epochs}"])
+    if next(model.parameters(), None) is None:
+        raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
     device = next(model.parameters()).device
     engine = compose(
         model,
@@ -252,10 +256,17 @@ def _seeded(seed: int, device: torch.device, threads: int | None = None) -> Iter
 
 def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
     """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint."""
-    run = Run.find(path) if config is None else Run.create(path, config)
+    run = Run.find(path) if config is None else Run.vacant(path)
+    with run.locked():
+        if config is not None:
+            run.begin(config)
+        if not run.finished:
+            _train(run, observer)
+    return run
+
+
+def _train(run: Run, observer: Observer | None) -> None:
     config = run.config()
-    if run.finished:
-        return run
     device = torch.device(config.device)
     data = load_data(config.data, config.data_dir, config.limit)
     with _seeded(config.seed, device, config.threads):
@@ -274,7 +285,6 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
             "bounds": data.bounds,
         }
     )
-    return run
 
 
 def _trainer(config: Config, data: DataSet, run: Run, device: torch.device) -> Trainer:

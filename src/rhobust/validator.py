@@ -18,6 +18,13 @@ def check_settings(
 ) -> None:
     """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box,
     an oracle asked for a proof that the cost or gamma_min cannot carry."""
+    for name, value in (("radius", radius), ("gamma", gamma), ("gamma_min", gamma_min)):
+        if not isinstance(value, int | float):
+            raise Refused(f"{name} must be a number, not {value!r}")
+    if not isinstance(cost, Cost):
+        raise Refused(f"cost must be a Cost such as rhobust.costs.SquaredL2(), not {cost!r}")
+    if not isinstance(maximizer, Maximizer):
+        raise Refused(f"maximizer must be a Maximizer such as rhobust.ascent.Oracle(), not {maximizer!r}")
     if not (radius >= 0 and math.isfinite(radius)):
         raise Refused(f"radius must be finite and >= 0, not {radius}: it bounds the expected transport cost E c")
     if not (gamma_min > 0 and math.isfinite(gamma_min)):
@@ -27,7 +34,7 @@ def check_settings(
         )
     if not (gamma >= gamma_min and math.isfinite(gamma)):
         raise Refused(f"gamma must start finite and at or above its floor gamma_min = {gamma_min}, not at {gamma}")
-    if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+    if bounds is not None and not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
     if math.isfinite(cost.kappa) and not maximizer.penalized:
         raise Refused(
@@ -94,7 +101,12 @@ def check_labels(y: Tensor, classes: int) -> None:
 def check_loss(loss: Tensor, batch: int) -> None:
     """Refuse a loss that is not one number per sample."""
     if loss.shape != (batch,):
+        fix = "use reduction='none'"
+        if loss.shape == (batch, batch):
+            fix = "an output (B, 1) and a y (B,) were broadcast against each other; squeeze the output or unsqueeze y"
+        elif loss.ndim > 1:
+            fix = "sum or average over all dimensions but the first, for example loss(...).flatten(1).mean(1)"
         raise Refused(
             f"the loss returned shape {tuple(loss.shape)} for {batch} samples; the sup is per sample, so it must be "
-            f"({batch},). Use reduction='none' (for more dimensions, sum or average all but the first)"
+            f"({batch},): {fix}"
         )

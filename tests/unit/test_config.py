@@ -54,6 +54,7 @@ def test_every_problem_is_reported_at_once() -> None:
                 "learning_rate": "fast",
                 "cost": "lp:3",
                 "regularizer": "l1",
+                "method": "spgda",
                 "step": 3,
             }
         )

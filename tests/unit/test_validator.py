@@ -221,14 +221,15 @@ def test_the_sup_alone_is_refused_too_where_evaluation_mode_does_not_separate_th
 @pytest.mark.parametrize(
     ("loss", "shape"),
     [
-        (nn.CrossEntropyLoss(), r"\(\)"),
-        (lambda output, y: output, r"\(4, 3\)"),
-        (lambda output, y: output.sum().reshape(1), r"\(1,\)"),
+        (nn.CrossEntropyLoss(), r"\(\) for 4 samples.*use reduction='none'"),
+        (lambda output, y: output, r"\(4, 3\) for 4 samples.*flatten\(1\)\.mean\(1\)"),
+        (lambda output, y: output[:, :1] - y, r"\(4, 4\) for 4 samples.*broadcast against each other"),
+        (lambda output, y: output.sum().reshape(1), r"\(1,\) for 4 samples.*use reduction='none'"),
     ],
-    ids=["mean", "matrix", "one number"],
+    ids=["mean", "matrix", "broadcast", "one number"],
 )
 def test_a_loss_that_is_not_one_number_per_sample_is_refused(loss: Any, shape: str, maximizer: Maximizer) -> None:
-    match = rf"shape {shape} for 4 samples.*per sample.*\(4,\)\. Use reduction='none'"
+    match = rf"the loss returned shape {shape}"
     refused(build(loss=loss, maximizer=maximizer), X, Y, match, Refused)
 
 
