@@ -13,6 +13,7 @@ from rhobust.optim import AdamGamma, FixedGamma, Multiplicative, ProjectedGradie
 from rhobust.regularizers import L1
 
 if TYPE_CHECKING:
+    from rhobust.certificates import certify
     from rhobust.trained import load
     from rhobust.trainer import fit
 
@@ -29,6 +30,7 @@ __all__ = [
     "RobustObjective",
     "Surrogate",
     "ascent",
+    "certify",
     "costs",
     "errors",
     "fit",
@@ -39,7 +41,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`fit` and `load` on first use: the mathematics above needs torch alone."""
+    """`certify`, `fit` and `load` on first use: the mathematics above needs torch alone."""
+    if name == "certify":
+        from rhobust.certificates import certify
+
+        return certify
     if name == "fit":
         from rhobust.trainer import fit
 

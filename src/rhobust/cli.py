@@ -144,6 +144,56 @@ def evaluate(
         write_json(json, {**settings, "environment": environment(device), **result.to_json()})
 
 
+@app.command()
+def certify(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    radii: Annotated[str, typer.Option(help="Comma-separated radii rho.")] = "0.1,0.5,1,2,6",
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the curve here, .png or .svg.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
+    from rhobust import figures
+    from rhobust.certificates import certify as find_certificates
+    from rhobust.data import load_data
+    from rhobust.files import write_json
+    from rhobust.runs import environment
+    from rhobust.trained import load
+    from rhobust.trainer import cross_entropy
+
+    model = load(run)
+    test = load_data(model.config.data, model.config.data_dir).test[slice(samples)]
+    with _err.status("certifying", spinner="dots") as status:
+        found = find_certificates(
+            model,
+            test,
+            loss=cross_entropy,
+            radii=_numbers("--radii", radii),
+            cost=model.config.make_cost(),
+            bounds=model.bounds,
+            done=lambda radius: status.update(f"certifying: {radius} done"),
+        )
+    if not quiet:
+        say(_out, f"worst expected loss over the ball of radius rho around {len(test)} test samples of {run}")
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in ("rho", "bound", "status", "attained", "gap", "gamma", "rho_hat"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for one in found:
+            numbers = [f"{value:.4g}" for value in (one.attained, one.gap, one.gamma, one.rho_hat)]
+            table.add_row(f"{one.radius:g}", f"{one.bound:.4g}", one.status, *numbers)
+        _out.print(table)
+        if any(one.status == "estimated" for one in found):
+            say(_out, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
+    if json is not None:
+        rows = [one.to_json() for one in found]
+        write_json(
+            json, {"run": str(run), "samples": len(test), "environment": environment("cpu"), "certificates": rows}
+        )
+    if figure is not None:
+        figures.save(figures.certificate_curve([one.to_json() for one in found], model.config.method), figure)
+
+
 def _show(result: Evaluation, names: list[str], grid: list[float], title: str) -> None:
     """Attacks in columns, epsilons in rows, and a line for each Wasserstein budget."""
     say(_out, title)

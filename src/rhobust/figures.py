@@ -86,6 +86,33 @@ def trajectories(metrics: Mapping[str, Sequence[Mapping[str, Any]]], radius: flo
     return figure
 
 
+def certificate_curve(certificates: Sequence[Mapping[str, Any]], method: str) -> Figure:
+    """Bound and attained worst-case loss against the radius; the tight points rho_hat are marked on the bound."""
+    figure, axes = _new(1, 1, 6.4, 4.2)
+    axis = axes[0][0]
+    found = sorted(certificates, key=lambda one: one["radius"])
+    radii = [one["radius"] for one in found]
+    bounds, attained = [one["bound"] for one in found], [one["attained"] for one in found]
+    proved = all(one["status"] == "proved" for one in found)
+    name = "bound, proved" if proved else "dual value, estimated"
+    axis.plot(radii, bounds, marker="o", label=name, **(_style(method) | {"linestyle": "-" if proved else "--"}))
+    axis.plot(radii, attained, marker="v", color="black", linewidth=1.2, label="attained by a distribution in the ball")
+    axis.fill_between(radii, attained, bounds, color=_style(method)["color"], alpha=0.12, linewidth=0)
+    tight = [
+        (one["rho_hat"], one["bound"] + one["gamma"] * (one["rho_hat"] - one["radius"]))
+        for one in found
+        if one["gamma"] is not None and one["rho_hat"] <= max(radii)
+    ]
+    if tight:
+        axis.plot(*zip(*tight, strict=True), "x", color="#B2182B", label="rho_hat = E c, where a gamma is tight")
+    axis.set_xlabel("radius rho, in squared pixels")
+    axis.set_ylabel("worst expected loss")
+    axis.set_title(f"certificates of {method}")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return figure
+
+
 def _smoothed(values: Sequence[float], window: int = 12) -> list[float]:
     """Mean of the last `window` values."""
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]

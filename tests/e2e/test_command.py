@@ -90,6 +90,25 @@ def test_evaluate_prints_and_writes_the_same_numbers(trained: Path, tmp_path: Pa
     assert f"{100 * cells['wasserstein', 0.5]:.2f}" in printed
 
 
+def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) -> None:
+    """A linear model, so that the bound is proved; its loss on the test set itself lies below every certificate."""
+    run, out, drawn = tmp_path / "run", tmp_path / "c.json", tmp_path / "c.svg"
+    command("train", "--model", "linear", "--radius", "1", "--epochs", "2", "--out", str(run))
+    words = ("certify", str(run), "--radii", "0.1,1", "--samples", "100", "--json", str(out), "--figure", str(drawn))
+    printed = command(*words)
+    data, model = digits(), rhobust.load(run)
+    with torch.no_grad():
+        clean = float(cross_entropy(model(data.test.x[:100]), data.test.y[:100]))
+    written = json.loads(out.read_text())
+    low, high = written["certificates"]
+    assert written["samples"] == 100
+    assert (low["radius"], high["radius"]) == (0.1, 1.0)
+    assert low["status"] == high["status"] == "proved"
+    assert clean < low["attained"] <= low["bound"] < high["attained"] <= high["bound"]
+    assert f"{high['bound']:.4g}" in printed
+    assert drawn.read_text().startswith("<svg")
+
+
 def test_a_config_file_with_overrides_makes_the_same_run_as_options(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "settings.toml"
     source.write_text('data = "digits"\nmethod = "spgda"\nradius = 7.0\nepochs = 1\n')
@@ -124,6 +143,11 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "{run}", "--attacks", "pdg"], "unknown attack 'pdg' (did you mean 'pgd'?)"),
         (["evaluate", "{run}", "--epsilons", "0,x"], "--epsilons takes numbers"),
         (["evaluate", "{run}", "--epsilons=-0.1"], "epsilon must be >= 0"),
+        (["evaluate", "{run}", "--attacks", ""], "nothing to evaluate"),
+        (["evaluate", "{run}", "--budgets", "0"], "a budget must be finite and > 0, not 0"),
+        (["evaluate", "{run}", "--seed=-1"], "seed must be >= 0"),
+        (["certify", "{run}", "--radii=-1"], "a radius must be finite and >= 0, not -1"),
+        (["certify", "{run}", "--radii", ""], "radii is empty"),
     ],
 )
 def test_bad_requests_get_one_clear_error(trained: Path, tmp_path: Path, words: list[str], message: str) -> None:

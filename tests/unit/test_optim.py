@@ -529,3 +529,11 @@ def test_a_deep_copy_of_objective_and_optimizer_goes_on_as_the_original_does() -
     train(objective, optimizer, x[:3], y[:3])
     twin, its_optimizer = copy.deepcopy((objective, optimizer))
     assert all(map(torch.equal, train(twin, its_optimizer, x[3:], y[3:]), train(objective, optimizer, x[3:], y[3:])))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    objective = rhobust.RobustObjective(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), radius=1.0)
+    with pytest.raises(Refused, match="none of the parameters of the objective's model: nothing would be trained"):
+        rhobust.ProximalOptimizer(torch.optim.Adam(nn.Linear(2, 2).parameters()), objective)
+    with pytest.raises(Refused, match="a torch optimizer over model"):
+        rhobust.ProximalOptimizer(objective, torch.optim.Adam(objective.model.parameters()))  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""Inner sups for certificates: exact where the loss sees one direction, proved or estimated by ascent elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from rhobust.ascent import MarginAscent, Oracle, margin_length, maximize
+from rhobust.costs import Cost, per_sample, rows
+from rhobust.objective import PerSampleLoss
+from rhobust.problem import Problem
+from rhobust.trained import TrainedModel
+from rhobust.trainer import cross_entropy
+
+
+def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
+    """A bound L on the curvature of the loss in its input, in l2, where model and loss are certain; else None.
+
+    Linear softmax: the Hessian is W' (diag p - p p') W, whose middle is at most 1/2 and does not see what all classes
+    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression: 2 ||w||^2.
+
+    >>> model = nn.Linear(2, 2)
+    >>> with torch.no_grad(): _ = model.weight.copy_(torch.tensor([[3.0, 1.0], [0.0, 5.0]]))
+    >>> round(curvature_bound(model, nn.CrossEntropyLoss(reduction="none")), 6)  # (3^2 + 4^2) / 4
+    6.25
+    >>> curvature_bound(nn.Sequential(model, nn.ReLU()), nn.CrossEntropyLoss(reduction="none")) is None
+    True
+    """
+    linear = _linear_layer(model)
+    if linear is None:
+        return None
+    weight = linear.weight.detach().cpu().double()
+    if _is_cross_entropy(loss):
+        return float(torch.linalg.matrix_norm(weight - weight.mean(0), 2).square() / 2)
+    if _is_squared_error(loss) and len(weight) == 1:
+        return float(2 * weight.square().sum())
+    return None
+
+
+@dataclass(frozen=True)
+class LinearSup:
+    """The exact sup of a loss phi(w.zeta + offset): only the way t along w's steepest direction counts.
+
+    With s = ||w||_*: squared error, (|r| + s t)^2 - gamma t^2, has t = s |r| / (gamma - s^2) for gamma > s^2, and no
+    maximum below; two-class cross-entropy, softplus(b + s t) - gamma t^2, is solved for every gamma > 0.
+    """
+
+    weight: Tensor  # (1, features)
+    offset: Tensor  # ()
+    squared: bool
+    cost: Cost
+
+    accuracy = 1e-9
+    searches = 100
+
+    @property
+    def floor(self) -> float:
+        """Where gamma begins: the sup is infinite below."""
+        return float(self.cost.dual_norm(self.weight).square()) if self.squared else 0.0
+
+    proof = floor
+    """Where proofs begin: everywhere."""
+
+    def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        z, y, gamma = rows(problem.z).cpu().double(), y.cpu().double(), problem.gamma.cpu().double()
+        rate = self.cost.dual_norm(self.weight)  # s, (1,)
+        score = (z * self.weight).sum(1) + self.offset  # (B,)
+        if self.squared:
+            side, residual = (score - y).sign(), (score - y).abs()
+            length = rate * residual / (gamma - rate.square())
+            upper = residual.square() * gamma / (gamma - rate.square())
+        else:  # the score is logit 1 - logit 0, so a sample of class 0 is lost upward
+            side = 1 - 2 * y
+            length = margin_length(side * score, rate.expand_as(score), gamma)
+            upper = softplus(side * score + rate * length) - gamma * length.square()
+        zeta = z + (side * length)[:, None] * self.cost.direction(self.weight)
+        return zeta.reshape(problem.z.shape).to(problem.z), upper
+
+
+class AscentSup:
+    """The sup by ascent: with the proved gap on top where gamma > L / mu, as found where L is unknown."""
+
+    floor = 0.0
+
+    def __init__(self, curvature: float | None, cost: Cost, max_steps: int | None, accuracy: float | None) -> None:
+        self.proof = math.inf if curvature is None else curvature / cost.strong_convexity
+        self.accuracy, self.searches = (1e-3, 20) if curvature is None else (1e-6, 40)
+        # Relative to the loss; a tenth of the gap is left to the sup, the rest to the choice of gamma.
+        target = (accuracy or self.accuracy) / 10
+        self.oracle = Oracle(target, 200 if max_steps is None else max_steps, curvature)
+        self.ascent = Oracle(target, 10 if max_steps is None else max_steps)
+
+    def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(zeta, upper), from the best of z and `starts`; upper is infinite where a proof was asked for and fails."""
+        zeta, psi = problem.z, _penalized(problem, problem.z)
+        proved = float(problem.gamma) > self.proof
+        if not proved:  # no concavity, so the start matters: margin ascent moves confident samples too
+            starts = [*starts, maximize(problem, MarginAscent(steps=2)).zeta]
+        oracle = self.oracle if proved else self.ascent
+        oracle = replace(oracle, accuracy=oracle.accuracy * float(psi.abs().mean()))
+        for start in starts:
+            zeta, psi = _better(problem, zeta, psi, start)
+        found = maximize(problem, oracle, zeta)
+        zeta, psi = _better(problem, zeta, psi, found.zeta)
+        if proved and found.accuracy is not None:
+            gap = found.accuracy.gap.cpu().double()
+            return zeta, torch.nan_to_num(_penalized(problem, found.zeta) + gap, nan=math.inf, posinf=math.inf)
+        return zeta, psi if math.isinf(self.proof) else torch.full_like(psi, math.inf)
+
+
+def loss_at(problem: Problem, zeta: Tensor) -> Tensor:
+    """loss(zeta), in double precision on the CPU, (B,)."""
+    with torch.no_grad():
+        return problem.loss(zeta).cpu().double()
+
+
+def cost_at(problem: Problem, zeta: Tensor) -> Tensor:
+    """c(z, zeta), in double precision whatever the model's, (B,)."""
+    return problem.cost(problem.z.cpu().double(), zeta.cpu().double())
+
+
+def _penalized(problem: Problem, zeta: Tensor) -> Tensor:
+    """loss(zeta) - gamma c(z, zeta), the cost in double precision whatever the model's, (B,)."""
+    return loss_at(problem, zeta) - float(problem.gamma) * cost_at(problem, zeta)
+
+
+def _better(problem: Problem, zeta: Tensor, psi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample by sample the one with the larger psi, and psi there; what is not finite never wins."""
+    value = _penalized(problem, other)
+    better = value.isfinite() & (value > psi)
+    return torch.where(per_sample(better, zeta).to(zeta.device), other, zeta), torch.where(better, value, psi)
+
+
+def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
+    """The exact sup, where the model is linear and its loss sees one direction only; else None."""
+    linear = _linear_layer(model)
+    if linear is None:
+        return None
+    weight = linear.weight.detach().cpu().double()  # (outputs, features)
+    offset = torch.zeros(len(weight)).double() if linear.bias is None else linear.bias.detach().cpu().double()
+    if _is_cross_entropy(loss) and len(weight) == 2:
+        return LinearSup(weight[1:] - weight[:1], offset[1] - offset[0], False, cost)
+    if _is_squared_error(loss) and len(weight) == 1:
+        return LinearSup(weight, offset[0], True, cost)
+    return None
+
+
+def _linear_layer(model: nn.Module) -> nn.Linear | None:
+    """The one linear layer that the model is, but for a Flatten before it, or after it of its one output; else None."""
+    model = model.model if type(model) is TrainedModel else model
+    layers = list(model) if type(model) is nn.Sequential else [model]
+    if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
+        layers = layers[1:]
+    if len(layers) == 2 and type(layers[1]) is nn.Flatten and layers[1].start_dim == 0:
+        layers = layers[:1]
+    # The exact type: a subclass may compute anything.
+    return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
+
+
+def _is_cross_entropy(loss: PerSampleLoss) -> bool:
+    if type(loss) is nn.CrossEntropyLoss:  # an ignored class would have no loss at all
+        return loss.reduction == "none" and loss.weight is None and not loss.label_smoothing and loss.ignore_index < 0
+    return loss is cross_entropy
+
+
+def _is_squared_error(loss: PerSampleLoss) -> bool:
+    return type(loss) is nn.MSELoss and loss.reduction == "none"

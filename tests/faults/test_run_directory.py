@@ -1,0 +1,137 @@
+"""Run directories that somebody else touches: another process, an editor, a full disk."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rhobust
+from rhobust.config import Config
+from rhobust.errors import RunError
+from rhobust.runs import Run
+from rhobust.trainer import Observer, train_run
+
+CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
+
+
+class Stop(Observer):
+    """Ends a training after some steps as Ctrl-C would."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def stepped(self, record: object) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+class Said(Observer):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run with a checkpoint after its first epoch, stopped in the second."""
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(path, CONFIG, Stop(after=5))
+    assert not Run.find(path).finished
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("whole") / "run", CONFIG).path
+
+
+def test_two_processes_cannot_write_one_run(stopped: Path) -> None:
+    with Run.find(stopped).locked():
+        other = subprocess.run(
+            [sys.executable, "-m", "rhobust", "train", "--resume", str(stopped)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert other.returncode == 1
+    assert other.stderr == f"error: {stopped} is being written by another process; wait for it, or stop it\n"
+    train_run(stopped, None)  # and the lock is gone with its holder
+    assert Run.find(stopped).finished
+
+
+def test_a_config_that_was_edited_is_not_resumed(stopped: Path) -> None:
+    path = stopped / "config.toml"
+    path.write_text(path.read_text().replace("seed = 0", "seed = 5"))
+    with pytest.raises(RunError, match=r"config\.toml was changed since the run started"):
+        train_run(stopped, None)
+
+
+def test_without_a_usable_checkpoint_it_says_so_and_starts_again(stopped: Path, whole: Path) -> None:
+    shutil.rmtree(stopped / "checkpoints")
+    said = Said()
+    train_run(stopped, None, said)
+    assert said.messages == [f"{stopped} has no usable checkpoint; starting again from step 0"]
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_metrics_that_are_gone_or_cut_stop_a_resumption(stopped: Path) -> None:
+    metrics = stopped / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:100])
+    with pytest.raises(RunError, match="shorter than its checkpoint says"):
+        train_run(stopped, None)
+    metrics.unlink()
+    with pytest.raises(RunError, match="is missing"):
+        train_run(stopped, None)
+
+
+def test_a_damaged_model_says_how_to_make_it_again(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole, path)
+    model = path / "model.safetensors"
+    sound = model.read_bytes()
+    model.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    with pytest.raises(
+        RunError, match=r"does not match its checksum; delete it and make it again: rhobust train --resume"
+    ):
+        rhobust.load(path)
+    model.unlink()
+    train_run(path, None)
+    assert model.read_bytes() == sound
+
+
+def test_a_place_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rhobust.cli import main
+
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    monkeypatch.setattr(sys, "argv", ["rhobust", "train", "radius=1", "--out", str(file / "run")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "Not a directory" in said
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path: Path, whole: Path) -> None:
+    """A limit on the size of files stands in for the disk: checkpoints are larger, the other files are not."""
+    path = tmp_path / "run"
+    words = ["method=spgda", "radius=1", "epochs=2", "batch_size=512", "threads=1"]
+    command = f"ulimit -f 100; exec {sys.executable} -m rhobust train {' '.join(words)} --out {path} --quiet"
+    full = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert full.returncode == 1
+    assert full.stderr.startswith("error: ")
+    assert full.stderr.count("\n") == 1
+    assert not list((path / "checkpoints").iterdir())
+    train_run(path, None)
+    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

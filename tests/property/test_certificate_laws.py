@@ -1,0 +1,179 @@
+"""Laws of certificates: order, shape in rho, feasibility of what is attained, and that no attack beats a proof."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rhobust import certificates
+from rhobust.certificates import Certificate, Dual, certify
+from rhobust.costs import SquaredL2, per_sample
+from rhobust.data import Samples
+from rhobust.trainer import cross_entropy
+from tests.problems import NORMS, Norm, generator, length, linear_model, normal, uniform
+
+BOX = (-1.0, 1.0)
+SEEDS = st.integers(0, 10**6)
+law = settings(deadline=None, derandomize=True, max_examples=15)
+each_norm = pytest.mark.parametrize("norm", NORMS, ids=str)
+
+
+def network(draws: torch.Generator, smooth: bool, scale: float = 2.0) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Tanh() if smooth else nn.ReLU(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(scale * normal(draws, *weight.shape))
+    return model
+
+
+def samples_for(draws: torch.Generator, classes: int, count: int = 7) -> Samples:
+    return Samples(uniform(draws, *BOX, count, 2, 2), torch.randint(0, classes, (count,), generator=draws))
+
+
+def linear(draws: torch.Generator, classes: int, scale: float = 1.0) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), linear_model(scale * normal(draws, classes, 4)))
+
+
+def certify_and_keep(
+    monkeypatch: pytest.MonkeyPatch, *args: object, **kwargs: object
+) -> tuple[list[Certificate], Dual]:
+    """The certificates and the columns behind them."""
+    made: list[Dual] = []
+
+    class Kept(Dual):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "Dual", Kept)
+        return certify(*args, **kwargs), made[0]
+
+
+@pytest.mark.parametrize("bounds", [None, BOX])
+@each_norm
+@law
+@given(seed=SEEDS, smooth=st.booleans(), radius=st.floats(-3, 1.5).map(lambda power: 10**power))
+def test_bound_is_never_below_attained_nor_attained_below_clean(
+    bounds: tuple[float, float] | None, norm: Norm, seed: int, smooth: bool, radius: float
+) -> None:
+    draws = generator(seed)
+    model, samples = network(draws, smooth), samples_for(draws, 3)
+    radii = [radius, 3 * radius, 0.0]
+    found = certify(model, samples, loss=cross_entropy, radii=radii, cost=norm.cost, bounds=bounds, max_steps=4)
+    clean = found[-1].bound
+    for certificate in found:
+        assert math.isfinite(certificate.bound)
+        assert certificate.bound >= certificate.attained >= clean
+        assert 0 <= certificate.spent <= certificate.radius
+        assert certificate.rho_hat >= 0
+    assert found[0].bound <= found[1].bound
+    assert found[0].attained <= found[1].attained
+
+
+@pytest.mark.parametrize("kind", ["network", "softmax", "two classes"])
+@each_norm
+def test_what_is_attained_is_in_the_ball_and_the_box(kind: str, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = generator(11)
+    classes, bounds = (2, None) if kind == "two classes" else (3, BOX)
+    model = network(draws, smooth=False) if kind == "network" else linear(draws, classes, scale=3.0)
+    samples, radii = samples_for(draws, classes, count=9), [0.003, 0.1, 2.0, 40.0]
+    found, dual = certify_and_keep(
+        monkeypatch, model, samples, loss=cross_entropy, radii=radii, cost=norm.cost, bounds=bounds, batch_size=4
+    )
+    for certificate in found:
+        mixture = dual.mixture(certificate.radius)
+        spent = attained = 0.0
+        for weight, column in ((1 - mixture.weight, mixture.near), (mixture.weight, mixture.far)):
+            assert 0 <= weight <= 1
+            zeta = column.zeta
+            assert zeta.shape == samples.x.shape
+            if bounds is not None:
+                assert zeta.abs().max() <= 1
+            spent += weight * float(length((zeta - samples.x).flatten(1), norm.p).square().mean())
+            attained += weight * float(cross_entropy(model(zeta), samples.y).mean().detach())
+        assert spent <= certificate.radius * (1 + 1e-14)
+        assert spent == pytest.approx(certificate.spent, rel=1e-12, abs=1e-15)
+        assert attained == pytest.approx(certificate.attained, rel=1e-12)
+
+
+@each_norm
+@law
+@given(seed=SEEDS, scale=st.floats(0.1, 10), top=st.floats(-1, 2).map(lambda power: 10**power))
+def test_exact_bound_rises_and_is_concave_in_the_radius(norm: Norm, seed: int, scale: float, top: float) -> None:
+    draws = generator(seed)
+    model, samples = linear(draws, 2, scale), samples_for(draws, 2)
+    radii = [top * share for share in (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)]
+    # Each radius on its own, so that the shape is no work of shared lines.
+    found = [certify(model, samples, loss=cross_entropy, radii=[rho], cost=norm.cost)[0] for rho in radii]
+    for certificate in found:
+        assert certificate.gap <= 3e-9 * certificate.bound
+    slack = 1e-8 * found[-1].bound
+    slopes = [(b.bound - a.bound) / (b.radius - a.radius) for a, b in pairwise(found)]
+    assert all(slope >= -slack for slope in slopes)
+    for (a, b), c in zip(pairwise(found), found[2:], strict=False):
+        share = (b.radius - a.radius) / (c.radius - a.radius)
+        assert b.bound >= (1 - share) * a.bound + share * c.bound - slack
+    # The gammas are the slopes of the curve, so they fall.
+    gammas = [certificate.gamma for certificate in found]
+    assert all(a >= b * (1 - 1e-3) for a, b in pairwise(gammas))
+
+
+@law
+@given(
+    seed=SEEDS,
+    scale=st.floats(0.3, 6),
+    radius=st.floats(-3, 1).map(lambda power: 10**power),
+    classes=st.integers(2, 5),
+    hasty=st.booleans(),
+)
+def test_no_attack_exceeds_a_proof(seed: int, scale: float, radius: float, classes: int, hasty: bool) -> None:
+    draws = generator(seed)
+    model, samples = linear(draws, classes, scale), samples_for(draws, classes)
+    (found,) = certify(model, samples, loss=cross_entropy, radii=[radius], bounds=BOX, max_steps=2 if hasty else None)
+    assert found.status == "proved"
+    for restart in range(12):
+        zeta = attacked(model, samples, radius, generator(seed + restart))
+        assert float(SquaredL2()(samples.x, zeta).mean()) <= radius * (1 + 1e-12)
+        assert float(cross_entropy(model(zeta), samples.y).mean().detach()) <= found.bound * (1 + 1e-12)
+
+
+def attacked(model: nn.Module, samples: Samples, radius: float, draws: torch.Generator) -> Tensor:
+    """Projected ascent on the mean loss of all samples at once, with a budget on their mean cost, from a random start.
+
+    The projection on the ball of the joint displacement shrinks it, and so keeps it in the box.
+    """
+
+    def feasible(zeta: Tensor) -> Tensor:
+        away = zeta.clamp(*BOX) - samples.x
+        return samples.x + away * min(1.0, math.sqrt(radius / max(float(away.square().sum() / len(away)), 1e-300)))
+
+    share = torch.rand(len(samples), generator=draws, dtype=torch.float64)  # some samples get most of the budget
+    zeta = feasible(samples.x + per_sample(share**4, samples.x) * 10 * normal(draws, *samples.x.shape))
+    for step in range(25):
+        zeta = zeta.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(cross_entropy(model(zeta), samples.y).sum(), zeta)
+        size = math.sqrt(radius * len(samples)) / (1 + step / 3)
+        zeta = feasible(zeta.detach() + size * slope / slope.norm().clamp_min(1e-300))
+    return zeta
+
+
+@law
+@given(seed=SEEDS, radius=st.floats(-2, 1).map(lambda power: 10**power))
+def test_precision_of_the_model_changes_no_proof_by_more_than_rounding(seed: int, radius: float) -> None:
+    draws = generator(seed)
+    model, samples = linear(draws, 3), samples_for(draws, 3)
+    # The same weights and samples, rounded to float32 first, in both precisions.
+    single, rounded = model.float(), Samples(samples.x.float(), samples.y)
+    (low,) = certify(single, rounded, loss=cross_entropy, radii=[radius], bounds=BOX)
+    (high,) = certify(
+        single.double(), Samples(rounded.x.double(), rounded.y), loss=cross_entropy, radii=[radius], bounds=BOX
+    )
+    assert low.bound == pytest.approx(high.bound, rel=1e-4)
+    assert low.bound >= high.attained * (1 - 1e-6)

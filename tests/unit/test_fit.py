@@ -1,0 +1,62 @@
+"""`fit`: what it refuses before the first step."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rhobust
+from rhobust.errors import ConfigError, DataError, Refused
+
+X = torch.linspace(-1, 1, 24).reshape(8, 3)
+Y = torch.arange(8) % 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "message"),
+    [
+        ({"radius": None}, ConfigError, "method 'spgd' needs a radius"),
+        ({"method": "erm"}, ConfigError, "method 'erm' takes no radius"),
+        ({"method": "spdg"}, ConfigError, r"did you mean 'spgd'\?"),
+        (
+            {"steps": 3},
+            ConfigError,
+            "unknown knob of method 'spgd' 'steps'.*known: accuracy, max_steps",
+        ),
+        ({"radius": "2"}, Refused, "radius must be a number, not '2'"),
+        ({"epochs": 0}, ConfigError, "epochs must be at least 1"),
+        ({"bounds": 1}, Refused, r"bounds must be \(lower, upper\)"),
+        ({"cost": "l2"}, Refused, r"cost must be a Cost such as rhobust\.costs\.SquaredL2"),
+        ({"loss": "mse"}, Refused, "a per-sample loss, a function"),
+        ({"model": nn.Flatten()}, Refused, "Flatten has no parameters: there is nothing to train"),
+        ({"data": (X, Y.float())}, DataError, "for regression pass another loss="),
+        ({"data": (X, Y[:5])}, DataError, "x has 8 samples and y has 5"),
+        ({"data": DataLoader(TensorDataset(X, Y)), "batch_size": 4}, DataError, "brings its own batches"),
+        ({"data": DataLoader(TensorDataset(X))}, DataError, r"pairs \(x, y\)"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_the_model_left_alone(
+    changed: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    request: dict[str, Any] = {"model": nn.Linear(3, 2), "data": (X, Y), "method": "spgd", "radius": 0.1, **changed}
+    before = [weight.detach().clone() for weight in request["model"].parameters()]
+    with pytest.raises(kind, match=message):
+        rhobust.fit(**request)
+    assert all(torch.equal(a, b) for a, b in zip(before, request["model"].parameters(), strict=True))
+
+
+def test_the_global_generator_is_left_as_it_was_and_the_seed_decides() -> None:
+    weights = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Linear(8, 2))
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.fill_(0.1)
+        state = torch.get_rng_state()
+        rhobust.fit(model, (X, Y), method="spgda", radius=0.1, epochs=3, seed=7)
+        assert torch.equal(torch.get_rng_state(), state)
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert torch.equal(*weights)
