@@ -39,9 +39,10 @@ def per_sample(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _length(d: Tensor, p: float) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(rows(d), p, dim=1)  # (B,)
-    return length
+def lp_norm(d: Tensor, p: float) -> Tensor:
+    """||d||_p for each sample: (B, ...) -> (B,)."""
+    norm: Tensor = torch.linalg.vector_norm(rows(d), p, dim=1)
+    return norm
 
 
 class Cost(ABC):
@@ -109,7 +110,7 @@ class SquaredL2(Cost):
         return 2.0
 
     def norm(self, displacement: Tensor) -> Tensor:
-        return _length(displacement, 2)
+        return lp_norm(displacement, 2)
 
     def dual_norm(self, slope: Tensor) -> Tensor:
         return self.norm(slope)
@@ -159,12 +160,12 @@ class SquaredLp(Cost):
         return 2 * (self.p - 1)
 
     def norm(self, displacement: Tensor) -> Tensor:
-        return _length(displacement, self.p)
+        return lp_norm(displacement, self.p)
 
     def dual_norm(self, slope: Tensor) -> Tensor:
         # Scaled by the largest entry first: |g|^q leaves the floating-point range for q near infinity.
         peak = rows(slope).abs().amax(1)
-        return peak * _length(slope / per_sample(peak.clamp_min(torch.finfo(slope.dtype).tiny), slope), self.q)
+        return peak * lp_norm(slope / per_sample(peak.clamp_min(torch.finfo(slope.dtype).tiny), slope), self.q)
 
     def direction(self, slope: Tensor) -> Tensor:
         # Scaled by the largest entry first: |g|^(q-1) underflows for q near infinity.

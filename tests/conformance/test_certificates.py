@@ -396,7 +396,6 @@ class TestRequest:
             ({"loss": nn.CrossEntropyLoss()}, Refused, "reduction='none'"),
             ({"loss": lambda output, y: output[:, 0] / 0}, DataError, "not finite at sample 0"),
         ],
-        ids=str,
     )
     def test_refusals(self, settings: dict[str, object], error: type[Exception], says: str) -> None:
         model, samples = classification(0, 2)

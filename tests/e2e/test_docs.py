@@ -14,7 +14,7 @@ from torch import Tensor
 import rhobust
 from benchmarks import overhead
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
-from rhobust.costs import Cost, SquaredL2, per_sample, rows
+from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.regularizers import Regularizer
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_committed_results() 
 def contributed() -> dict[str, Any]:
     names: dict[str, Any] = {
         **{"math": math, "dataclass": dataclass, "Sequence": Sequence, "Tensor": Tensor},
-        **{"Cost": Cost, "rows": rows, "per_sample": per_sample, "Regularizer": Regularizer},
+        **{"Cost": Cost, "lp_norm": lp_norm, "per_sample": per_sample, "torch": torch, "Regularizer": Regularizer},
         **{"Maximizer": Maximizer, "Problem": Problem, "Point": Point, "Step": Step},
     }
     for block in blocks("CONTRIBUTING.md"):
@@ -62,18 +62,15 @@ def test_the_readme_s_loop_and_call_train() -> None:
     assert names["trained"].model is model
 
 
-def test_the_contributed_cost_is_squared_l2_in_other_coordinates() -> None:
-    weight = torch.rand(5, generator=DRAWS) + 0.5
-    cost, plain = contributed()["SquaredWeighted"](weight), SquaredL2()
-    g = torch.randn(7, 5, generator=DRAWS)
-    scaled = g / weight.sqrt()
+def test_the_contributed_cost_is_squared_l2_in_another_unit() -> None:
+    cost, plain, scale = contributed()["ScaledL2"](3.0), SquaredL2(), 3.0
+    g, d = torch.randn(2, 7, 5, generator=DRAWS)
     gamma = torch.tensor(0.7)
-    torch.testing.assert_close(cost.dual_norm(g), plain.dual_norm(scaled))
+    torch.testing.assert_close(cost(d, g), scale * plain(d, g))
     torch.testing.assert_close(cost.norm(cost.direction(g)), torch.ones(7))
     torch.testing.assert_close((g * cost.direction(g)).sum(1), cost.dual_norm(g))
-    torch.testing.assert_close(
-        cost.response(g, gamma, None, None), plain.response(scaled, gamma, None, None) / weight.sqrt()
-    )
+    torch.testing.assert_close(cost.gradient(d), scale * plain.gradient(d))
+    torch.testing.assert_close(cost.response(g, gamma, None, None), plain.response(g, scale * gamma, None, None))
 
 
 def test_the_contributed_regularizer_projects() -> None:
