@@ -17,13 +17,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/rhobust demo
 
-test: setup check
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2
+# One thread a worker: two workers that share two cores between threads of their own wait for each other.
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --quiet --numprocesses 2
 
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest src --quiet  # the doctests
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
