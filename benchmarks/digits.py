@@ -22,10 +22,11 @@ from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
+from rhobust.losses import cross_entropy
 from rhobust.methods import methods
 from rhobust.runs import environment
 from rhobust.trained import load
-from rhobust.trainer import cross_entropy, train_run
+from rhobust.trainer import train_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "digits.json"
 RADIUS, EPOCHS, SEEDS = 2.0, 30, (0, 1, 2)

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Ball, Maximizer, Oracle
-from rhobust.costs import SquaredL2, per_sample, rows
+from rhobust.ascent import Ball, Identity
+from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+from rhobust.sups import AscentSup
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8
@@ -88,11 +89,11 @@ def attack(
     >>> bool((result.zeta.abs() <= 0.1).all())
     True
     """
+    objective = RobustObjective(model, loss, radius=0.0, maximizer=ball, bounds=bounds)
     zeta, discarded = x, 0
     fooled = errs(model, x, y)
     for _ in range(restarts):
-        found = _ascend(model, x, y, ball, loss=loss, bounds=bounds)
-        found, outside = _verified(x, found, ball, bounds)
+        found, outside = _verified(x, objective.maximum(x, y).zeta, ball, bounds)
         discarded += outside
         fresh = errs(model, found, y) & ~fooled
         # Where nothing fools the model, the last attempt is the one to show.
@@ -126,7 +127,7 @@ def wasserstein(
     """Penalized ascent on loss - gamma ||zeta - x||^2, at a given price gamma or at the price that spends the budget.
 
     With `budget`, gamma is found by bisection so that E ||zeta - x||^2 over all samples is at most `budget`, and what
-    the bisection leaves over the budget is scaled back: the constraint holds exactly.
+    the bisection leaves over the budget is scaled back: the constraint holds up to rounding.
     """
     if (gamma is None) == (budget is None):
         raise Refused("the Wasserstein attack needs gamma= (a price) or budget= (a bound on E c), and not both")
@@ -134,35 +135,60 @@ def wasserstein(
     if not (given is not None and given > 0 and math.isfinite(given)):
         raise Refused(f"gamma or budget must be finite and > 0, not {given}")
 
+    objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds)
+    sup = AscentSup(None, objective.cost, max_steps, None)  # from margin steps too: they move confident samples
+
+    def batched(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return torch.cat(
+            [function(*parts) for parts in zip(*(torch.split(t, batch_size) for t in tensors), strict=True)]
+        )
+
     def at(price: float) -> Tensor:
-        maximizer = Oracle(accuracy=0.0, max_steps=max_steps)
-        parts = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
-        return torch.cat([_ascend(model, a, b, maximizer, loss=loss, bounds=bounds, gamma=price) for a, b in parts])
+        def solved(x: Tensor, y: Tensor) -> Tensor:
+            problem = replace(objective.problem(x, y), gamma=torch.tensor(price).to(x))
+            return sup.solve(problem, y, [])[0]
+
+        with undisturbed(model):
+            return batched(solved, x, y)
 
     def spent(zeta: Tensor) -> float:
-        return float(SquaredL2()(x, zeta).mean())
+        return float(objective.cost(x, zeta).mean())
 
-    zeta, price = (at(given), given) if gamma is not None else _spend(given, at, spent)
-    if gamma is None and spent(zeta) > given:
-        zeta = x + math.sqrt(given / spent(zeta)) * (zeta - x)
-    return Transported(zeta, errs(model, zeta, y) | errs(model, x, y), spent(zeta), price)
+    def harm(zeta: Tensor) -> float:
+        with torch.no_grad(), undisturbed(model):
+            return float(batched(lambda zeta, y: loss(model(zeta), y), zeta, y).mean())
+
+    batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work
+    zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm)
+    fooled = batched(lambda zeta, x, y: errs(model, zeta, y) | errs(model, x, y), zeta, x, y)
+    return Transported(zeta, fooled, spent(zeta), price)
 
 
-def _spend(budget: float, at: Callable[[float], Tensor], spent: Callable[[Tensor], float]) -> tuple[Tensor, float]:
-    """The cheapest price (largest E c) found whose E c is within budget, or barely over; E c falls as gamma grows."""
+def _spend(
+    budget: float,
+    x: Tensor,
+    at: Callable[[float], Tensor],
+    spent: Callable[[Tensor], float],
+    harm: Callable[[Tensor], float],
+) -> tuple[Tensor, float]:
+    """Bisection on log gamma between prices that overspend and prices that do not (E c falls as gamma grows).
+
+    E c may jump over the budget, so both ends count: the dearer as it is, the cheaper scaled back into the budget (a
+    squared norm scales with the square). The more harmful one is the attack.
+    """
     low, high = 1e-4, 1e4
-    best = at(high), high
+    cheap, dear = at(low), at(high)
     for _ in range(16):
+        if spent(dear) >= 0.98 * budget or spent(cheap) <= 1.02 * budget:
+            break
         middle = math.sqrt(low * high)
         zeta = at(middle)
-        cost = spent(zeta)
-        if cost <= 1.02 * budget:  # the excess is scaled back by the caller
-            best, high = (zeta, middle), middle
-            if cost >= 0.98 * budget:
-                break
+        if spent(zeta) > budget:
+            cheap, low = zeta, middle
         else:
-            low = middle
-    return best
+            dear, high = zeta, middle
+    within = x + min(1.0, math.sqrt(budget / max(spent(cheap), budget))) * (cheap - x)
+    return (within, low) if harm(within) >= harm(dear) else (dear, high)
 
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -170,22 +196,6 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad(), undisturbed(model):
         wrong: Tensor = model(x).argmax(1) != y
     return wrong
-
-
-def _ascend(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    maximizer: Maximizer,
-    *,
-    loss: PerSampleLoss,
-    bounds: tuple[float, float] | None,
-    gamma: float = 1.0,
-) -> Tensor:
-    objective = RobustObjective(
-        model, loss, radius=0.0, maximizer=maximizer, gamma=gamma, gamma_min=gamma, bounds=bounds
-    )
-    return objective.maximum(x, y).zeta
 
 
 def _verified(x: Tensor, zeta: Tensor, ball: Ball, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:

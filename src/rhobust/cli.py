@@ -112,9 +112,9 @@ def evaluate(
     from rhobust.data import Samples, load_data
     from rhobust.evaluate import evaluate as run_evaluation
     from rhobust.files import write_json
+    from rhobust.losses import cross_entropy
     from rhobust.runs import environment
     from rhobust.trained import load
-    from rhobust.trainer import cross_entropy
 
     names = [name.strip() for name in attacks.split(",") if name.strip()]
     if seed < 0:
@@ -158,9 +158,9 @@ def certify(
     from rhobust.certificates import certify as find_certificates
     from rhobust.data import load_data
     from rhobust.files import write_json
+    from rhobust.losses import cross_entropy
     from rhobust.runs import environment
     from rhobust.trained import load
-    from rhobust.trainer import cross_entropy
 
     model = load(run)
     test = load_data(model.config.data, model.config.data_dir).test[slice(samples)]

@@ -22,11 +22,12 @@ from rhobust.data import DataSet, load_data
 from rhobust.errors import RunError
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.files import write_atomically, write_json
+from rhobust.losses import cross_entropy
 from rhobust.methods import methods
 from rhobust.progress import TrainingProgress
 from rhobust.runs import Run, environment, rho_eff
 from rhobust.trained import TrainedModel, load
-from rhobust.trainer import Observer, cross_entropy, train_run
+from rhobust.trainer import Observer, train_run
 
 ATTACKS = ("fgsm", "ifgsm", "pgd")
 EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)

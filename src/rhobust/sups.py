@@ -12,10 +12,10 @@ from torch.nn.functional import softplus
 
 from rhobust.ascent import MarginAscent, Oracle, margin_length, maximize
 from rhobust.costs import Cost, per_sample, rows
+from rhobust.losses import cross_entropy
 from rhobust.objective import PerSampleLoss
 from rhobust.problem import Problem
 from rhobust.trained import TrainedModel
-from rhobust.trainer import cross_entropy
 
 
 def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:

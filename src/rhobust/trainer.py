@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -11,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from rhobust.batches import Batches, batches_of
 from rhobust.config import Config
 from rhobust.costs import Cost
 from rhobust.data import DataSet, load_data
 from rhobust.engines.local import LocalEngine, Record
-from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.errors import ConfigError, Refused
+from rhobust.interrupts import deferred_signals
+from rhobust.losses import cross_entropy
 from rhobust.methods import Method, find_method
 from rhobust.models import build_model
 from rhobust.objective import PerSampleLoss, RobustObjective
@@ -39,15 +38,6 @@ class Observer:
 
     def warned(self, message: str) -> None:
         """Something was put right that the user should know of."""
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each sample, (B,), for class numbers (B,) or probabilities (B, classes)."""
-    if not y.is_floating_point():
-        y = y.long()
-    elif y.shape != output.shape:
-        raise DataError(f"y is {y.dtype}, and cross-entropy wants class numbers; for regression pass another loss=")
-    return F.cross_entropy(output, y, reduction="none")
 
 
 @dataclass
@@ -77,7 +67,7 @@ class Trainer:
         observer.started(per_epoch and per_epoch * self.epochs, start, self.engine.objective.radius or None)
         first, skip = divmod(start, per_epoch) if per_epoch else (0, 0)
         step = start
-        with _deferred_signals(enabled=self.run is not None) as signals:
+        with deferred_signals(enabled=self.run is not None) as signals:
             for epoch in range(first, self.epochs):
                 for x, y in self.batches.epoch(epoch, skip if epoch == first else 0):
                     record = self.engine.step(x, y, step, epoch)
@@ -109,29 +99,6 @@ class Trainer:
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"])
-
-
-@contextmanager
-def _deferred_signals(enabled: bool) -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of letting them cut a step in two; the same signal again acts at once."""
-    received: list[int] = []
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
-
-    def defer(number: int, frame: object) -> None:
-        received.append(number)
-        signal.signal(number, before[number])
-
-    for number in caught:
-        signal.signal(number, defer)
-    try:
-        yield received
-    finally:
-        for number in caught:
-            signal.signal(number, before[number])
 
 
 @dataclass(frozen=True)

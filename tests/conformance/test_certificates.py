@@ -17,10 +17,10 @@ from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.losses import cross_entropy
 from rhobust.models import build_model
 from rhobust.sups import curvature_bound
 from rhobust.trained import TrainedModel
-from rhobust.trainer import cross_entropy
 from tests.problems import (
     NORMS,
     Norm,

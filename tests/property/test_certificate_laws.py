@@ -15,7 +15,7 @@ from rhobust import certificates
 from rhobust.certificates import Certificate, Dual, certify
 from rhobust.costs import SquaredL2, per_sample
 from rhobust.data import Samples
-from rhobust.trainer import cross_entropy
+from rhobust.losses import cross_entropy
 from tests.problems import NORMS, Norm, generator, length, linear_model, normal, uniform
 
 BOX = (-1.0, 1.0)

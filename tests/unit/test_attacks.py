@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from rhobust.ascent import Ball, Point, Problem, Step
 from rhobust.attacks import ATTACKS, attack, errs, find_attack, wasserstein
+from rhobust.certificates import certify
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, Refused
 from rhobust.evaluate import evaluate
@@ -118,6 +119,19 @@ def test_the_wasserstein_attack_at_a_price_matches_the_closed_form_of_a_linear_l
         model, torch.zeros(2, 2), y, loss=lambda out, label: (out * slope[label]).sum(1), gamma=2.0, max_steps=5
     )
     assert torch.allclose(moved.zeta, slope / 4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])  # the larger makes the net so sure that its loss hardly has a slope
+@pytest.mark.parametrize("budget", [0.1, 1.0])
+def test_the_wasserstein_attack_comes_near_the_worst_distribution_that_is_known(scale: float, budget: float) -> None:
+    """Certificates mix distributions of two prices and search longer; one price alone should lose little to them."""
+    model, x, y = problem()
+    with torch.no_grad():
+        model[-1].weight.mul_(scale)  # type: ignore[index, union-attr, operator]
+    moved = wasserstein(model, x, y, loss=LOSS, budget=budget, bounds=BOUNDS, batch_size=77)
+    (known,) = certify(model, Samples(x, y), loss=LOSS, radii=[budget], bounds=BOUNDS)
+    with torch.no_grad():
+        assert float(LOSS(model(moved.zeta), y).mean()) >= 0.9 * known.attained
 
 
 def test_wrong_requests_are_refused() -> None:

@@ -1,0 +1,32 @@
+"""Interrupts that wait for a good moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def deferred_signals(enabled: bool) -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of letting them cut a step in two; the same signal again acts at once."""
+    received: list[int] = []
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    caught = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
+
+    def defer(number: int, frame: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
+
+    for number in caught:
+        signal.signal(number, defer)
+    try:
+        yield received
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
