@@ -160,6 +160,7 @@ def wasserstein(
 
     batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work
     zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm)
+    zeta, _ = _verified(x, zeta, Ball(math.inf), bounds)  # back to x costs nothing, so the budget holds all the more
     fooled = batched(lambda zeta, x, y: errs(model, zeta, y) | errs(model, x, y), zeta, x, y)
     return Transported(zeta, fooled, spent(zeta), price)
 

@@ -103,6 +103,7 @@ def evaluate(
     attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}.")] = "fgsm,ifgsm,pgd",
     epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = "0,0.1,0.2",
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the attacks' random starts.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
@@ -123,11 +124,11 @@ def evaluate(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load(run).to(device)
     data = load_data(model.config.data, model.config.data_dir)
-    samples = Samples(data.test.x.to(device), data.test.y.to(device))
+    test = data.test[slice(samples)]
     with _err.status("attacking", spinner="dots") as status:
         result = run_evaluation(
             model,
-            samples,
+            Samples(test.x.to(device), test.y.to(device)),
             loss=cross_entropy,
             bounds=model.bounds,
             attacks=names,
