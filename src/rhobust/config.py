@@ -21,6 +21,7 @@ from rhobust.models import MODELS
 from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
+from rhobust.validator import check_settings
 
 T = TypeVar("T")
 
@@ -142,7 +143,7 @@ class Config:
             found.append(f"seed must be >= 0, not {self.seed}")
         if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
             found.append(f"radius must be finite and > 0, not {self.radius}")
-        for build in (self.make_cost, self.make_regularizer, self.make_gamma_rule, self.make_method):
+        for build in (self.make_regularizer, self.make_gamma_rule, self._check_theory):
             try:
                 build()
             except ConfigError as error:
@@ -150,6 +151,11 @@ class Config:
             except Refused as error:
                 found.append(str(error))
         return found
+
+    def _check_theory(self) -> None:
+        """What `RobustObjective` would refuse, found before a run directory exists."""
+        cost, method = self.make_cost(), self.make_method()
+        check_settings(self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None)
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""

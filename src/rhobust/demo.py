@@ -124,7 +124,7 @@ class Demo:
             files("rhobust").joinpath("templates/demo.html").read_text()
         )
         columns, rows = self._cells(entries)
-        best = [min(float(row[1][i]) for row in rows) for i in range(1 + len(EPSILONS) - 1)]
+        best = [min(float(row[1][i]) for row in rows) for i in range(len(EPSILONS))]
         page = template.render(
             data=data.name,
             samples=len(data.train),
@@ -153,11 +153,10 @@ class Demo:
         x, y = data.test.x[:_SHOWN_SAMPLES], data.test.y[:_SHOWN_SAMPLES]
         shown = {}
         for name in _SHOWN_METHODS:
-            model = entries[name].model
-            torch.manual_seed(self.seed)
-            found = attack(
-                model, x, y, find_attack(_TABLE_ATTACK)(_SHOWN_EPSILON), loss=cross_entropy, bounds=data.bounds
-            )
+            model, ball = entries[name].model, find_attack(_TABLE_ATTACK)(_SHOWN_EPSILON)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                found = attack(model, x, y, ball, loss=cross_entropy, bounds=data.bounds)
             with torch.no_grad():
                 shown[name] = (found.zeta, model(found.zeta).argmax(1))
         note = f"{_TABLE_ATTACK.upper()} with epsilon = {_SHOWN_EPSILON:g}, and how each model reads the result"

@@ -130,7 +130,7 @@ def example_grid(
     rows = {"clean, true label": (clean, labels), **attacked}
     for row, (name, (images, predictions)) in zip(axes, rows.items(), strict=True):
         for axis, image, label, prediction in zip(row, images, labels, predictions, strict=True):
-            axis.imshow(image.squeeze(), cmap="gray", vmin=bounds[0], vmax=bounds[1])
+            axis.imshow(image.squeeze().numpy(), cmap="gray", vmin=bounds[0], vmax=bounds[1])
             axis.set_xticks([])
             axis.set_yticks([])
             right = int(prediction) == int(label)

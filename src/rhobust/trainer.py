@@ -145,7 +145,7 @@ def compose(
         radius=radius,
         cost=cost,
         maximizer=chosen.maximizer,
-        gamma=max(chosen.gamma, gamma_min),
+        gamma=chosen.gamma,
         gamma_min=gamma_min,
         bounds=bounds,
     )

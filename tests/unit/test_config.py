@@ -81,6 +81,22 @@ def test_a_radius_is_needed_by_robust_methods_and_refused_by_others() -> None:
         Config.resolve({"method": "wrm", "radius": 2})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "wrm", "gamma": 1e-4}, r"gamma must start finite and at or above its floor gamma_min = 0\.001"),
+        ({"method": "fgsm", "kappa": 3}, "Ball does not price transport"),
+        ({"method": "spgd", "radius": 1, "curvature": 5.0}, r"gamma_min > curvature / mu = 2\.5"),
+        ({"method": "spgd", "radius": 1, "max_steps": 0}, "max_steps must be at least 1"),
+    ],
+)
+def test_what_the_objective_would_refuse_is_refused_before_there_is_a_run(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config.resolve(settings)
+
+
 @pytest.mark.parametrize("value", [True, "true", 1.0, None])
 def test_nothing_is_rounded_cut_or_guessed(value: object) -> None:
     with pytest.raises(ConfigError, match="epochs must be a whole number"):
