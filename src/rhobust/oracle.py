@@ -26,12 +26,13 @@ class _OracleStep(Step):
     psi: Tensor  # (B,)
     cost: Tensor  # (B,)
     gain: Tensor  # (B,) what the response to its slope would gain, were the loss linear
+    gap: Tensor  # (B,) as in `accuracy`
     tau: Tensor  # (B,) how much of the way to the response to go
 
 
 @dataclass(frozen=True)
 class Oracle(Maximizer):
-    """Steps on psi until every sample's gap is at most `accuracy`, or `max_steps` gradients are spent.
+    """Steps on psi for each sample until its gap is at most `accuracy`, or `max_steps` gradients are spent.
 
     Each step goes a fraction tau of the way to the best response to the current slope; where psi did not rise, the
     step is taken back and that sample's tau halved, so psi(zeta) never falls below psi(z). What is returned is always
@@ -41,7 +42,7 @@ class Oracle(Maximizer):
     ||theta||^2 / 4). With it, and gamma > L / mu, the gap is proved; without it, estimated.
     """
 
-    accuracy: float = 1e-2
+    accuracy: float = 1e-3
     max_steps: int = 10
     curvature: float | None = None
 
@@ -63,11 +64,15 @@ class Oracle(Maximizer):
         best, cost = point, problem.cost(problem.z, point.zeta)
         psi = point.loss - problem.gamma * cost
         tau = torch.ones_like(psi)
-        seen = torch.zeros_like(psi)  # curvature of the loss along the last move
+        seen = torch.full_like(psi, math.inf)  # curvature of the loss along the last move: before one, anything
+        settled = torch.zeros_like(psi, dtype=torch.bool)
+        before = torch.zeros_like(psi)  # the gap of those
         if isinstance(last, _OracleStep):
+            # A sample that got there stays there, whatever the rest of its batch still does: the sup is per sample.
+            before, settled = last.gap, last.gap <= self.accuracy
             seen = _secant(problem.cost, last.best, point)
             rounding = 4 * torch.finfo(psi.dtype).eps * last.psi.abs()
-            rose = psi >= last.psi + _ENOUGH * last.tau * last.gain - rounding
+            rose = (psi >= last.psi + _ENOUGH * last.tau * last.gain - rounding) & ~settled
             best = _chosen(rose, point, last.best)
             psi, cost = torch.where(rose, psi, last.psi), torch.where(rose, cost, last.cost)
             tau = torch.where(rose, last.tau, last.tau / 2)
@@ -75,24 +80,26 @@ class Oracle(Maximizer):
         way = response - best.zeta
         gain = rows(best.slope * way).sum(1) - problem.gamma * (problem.cost(problem.z, response) - cost)
         zeta = problem.project(best.zeta + per_sample(tau, way) * way)
-        accuracy = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
-        return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, cost=cost, gain=gain, tau=tau)
+        gap = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
+        gap = torch.where(settled, before, gap)
+        accuracy = Accuracy(gap, "estimated" if self.curvature is None else "proved", self.accuracy)
+        return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, cost=cost, gain=gain, gap=gap, tau=tau)
 
-    def _proved(self, problem: Problem, point: Point) -> Accuracy:
+    def _proved(self, problem: Problem, point: Point) -> Tensor:
         """max over d in the box of grad psi.d - lambda / 2 ||d||^2; without a box, ||grad psi||_*^2 / (2 lambda)."""
         concavity = problem.cost.strong_convexity * problem.gamma - (self.curvature or 0.0)  # lambda
         uphill = problem.gradient(point)
         d = problem.cost.response(uphill, concavity / 2, *problem.room(point.zeta))
         gap = rows(uphill * d).sum(1) - concavity / 2 * problem.cost.norm(d).square()
-        return Accuracy(torch.where(concavity > 0, gap, math.inf), "proved", self.accuracy)
+        return torch.where(concavity > 0, gap, math.inf)
 
-    def _estimated(self, problem: Problem, gain: Tensor, seen: Tensor) -> Accuracy:
+    def _estimated(self, problem: Problem, gain: Tensor, seen: Tensor) -> Tensor:
         """The gain of a linear loss, enlarged by the curvature seen; a cost without curvature of its own cannot."""
         concavity = problem.cost.strong_convexity * problem.gamma
         if problem.cost.strong_convexity > 0:
             gain = gain / (1 - seen.clamp_min(0) / concavity).clamp_min(0)
         # A sample at its optimum has gain 0, which is no gap whatever the curvature: 0 / 0 is 0 here.
-        return Accuracy(torch.nan_to_num(gain.clamp_min(0), nan=0.0, posinf=math.inf), "estimated", self.accuracy)
+        return torch.nan_to_num(gain.clamp_min(0), nan=0.0, posinf=math.inf)
 
 
 def _chosen(first: Tensor, a: Point, b: Point) -> Point:

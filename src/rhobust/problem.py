@@ -68,7 +68,7 @@ class Accuracy:
     loss, so sup psi - psi(zeta) <= ||grad psi||_*^2 / (2 lambda).
     `estimated`: L is unknown. The gap is what a loss linear from here on would still gain (exact for a linear,
     an upper bound for a concave loss), enlarged by the curvature seen between the last two iterates, and infinite
-    where that curvature leaves no concavity. It is a measurement, not a bound.
+    where that curvature leaves no concavity or there was no move yet to see it on. A measurement, not a bound.
     """
 
     gap: Tensor  # (B,)

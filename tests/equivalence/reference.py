@@ -66,9 +66,9 @@ class Sample:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Line 3: from samples to their zeta. An ascent takes the whole batch only because an oracle stops for all at once.
+# Line 3: from a sample to its zeta.
 
-Ascent = Callable[[list[Sample]], list[Floats]]
+Ascent = Callable[[Sample], Floats]
 
 
 def constant_steps(steps: int, eta: float) -> Ascent:
@@ -83,7 +83,7 @@ def constant_steps(steps: int, eta: float) -> Ascent:
             zeta = sample.project([v + eta * g for v, g in zip(zeta, psi, strict=True)])
         return zeta
 
-    return lambda batch: [ascend(sample) for sample in batch]
+    return ascend
 
 
 def curvature_aware_steps(steps: int) -> Ascent:
@@ -97,28 +97,27 @@ def curvature_aware_steps(steps: int) -> Ascent:
             zeta = [v + (goal - v) / math.sqrt(t + 1) for v, goal in zip(zeta, target, strict=True)]
         return zeta
 
-    return lambda batch: [ascend(sample) for sample in batch]
+    return ascend
 
 
 def damped_oracle(accuracy: float, max_steps: int) -> Ascent:
-    """The oracle of Alg. 1, line 3: damped best responses, until the gap of every sample is at most `accuracy`."""
+    """The oracle of Alg. 1, line 3: damped best responses, until the sample's gap is at most `accuracy`."""
 
-    def ascend(batch: list[Sample]) -> list[Floats]:
-        searches = [_damped_search(sample) for sample in batch]
-        found: list[Floats] = []
-        for _ in range(max_steps):
-            answers = [next(search) for search in searches]
-            found = [zeta for zeta, _ in answers]
-            if all(gap <= accuracy for _, gap in answers):
+    def ascend(sample: Sample) -> Floats:
+        search = _damped_search(sample)
+        zeta, gap = next(search)
+        for _ in range(max_steps - 1):
+            if gap <= accuracy:
                 break
-        return found
+            zeta, gap = next(search)
+        return zeta
 
     return ascend
 
 
 def _damped_search(sample: Sample) -> Iterator[tuple[Floats, float]]:
     """The best zeta so far and its estimated gap, after each gradient."""
-    best, tau, seen = list(sample.x), 1.0, 0.0
+    best, tau, seen = list(sample.x), 1.0, math.inf  # before the first move nothing is known of the curvature
     loss, slope = sample.loss_and_slope(best)
     while True:
         target = sample.best_response(slope)
@@ -303,7 +302,7 @@ class Reference:
             for z, label in zip(x.tolist(), y, strict=True)
         ]
         # Alg. 1, line 3 (an oracle) or Alg. 2, line 3 (one gradient)
-        zetas = self.ascent(batch)
+        zetas = [self.ascent(sample) for sample in batch]
         # Alg. 1 and 2, line 4: the mean over the batch of grad psi in (theta, gamma) at zeta ...
         gradients = [sample.theta_gradient(zeta) for sample, zeta in zip(batch, zetas, strict=True)]
         costs = [sample.cost(zeta) for sample, zeta in zip(batch, zetas, strict=True)]

@@ -180,7 +180,7 @@ def test_every_step_takes_the_reference_path(
     assert (zeros > 0) == (regularizer != "r = 0"), "a regularizer must remove weights, and nothing else may"
 
 
-def test_the_oracle_of_the_reference_stops_as_soon_as_every_sample_is_accurate() -> None:
+def test_the_oracle_stops_as_soon_as_every_sample_is_accurate() -> None:
     problem = regression()
     both = pair(problem, "Alg. 1 oracle", "r = 0", "SGD", "multiplicative", None)
     counts = {both.step(x, y).gradients for x, y in problem.batches}
