@@ -24,7 +24,7 @@ from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.methods import methods
-from rhobust.runs import environment
+from rhobust.runs import environment, rho_eff
 from rhobust.trained import load
 from rhobust.trainer import train_run
 
@@ -51,7 +51,6 @@ def measure(variant: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = train_run(Path(directory) / "run", config)
         model, metrics = load(run.path), run.metrics()
-    last = [record["rho_eff"] for record in metrics if record["epoch"] == EPOCHS - 1]
     result = evaluate(
         model,
         data.test,
@@ -66,7 +65,7 @@ def measure(variant: str, seed: int) -> dict[str, Any]:
         "variant": variant,
         "seed": seed,
         "gamma": model.gamma,
-        "rho_eff": statistics.fmean(last),
+        "rho_eff": rho_eff(metrics),
         "gradients_per_step": statistics.fmean(record["gradients"] for record in metrics),
         "clean": result.clean,
         "errors": {name: [result.error(name, epsilon) for epsilon in EPSILONS] for name in ATTACKS},

@@ -13,14 +13,22 @@ from rich.console import Console
 from rich.table import Table
 
 import rhobust
+from rhobust import figures
 from rhobust.attacks import ATTACKS
+from rhobust.certificates import certify as find_certificates
 from rhobust.config import Config, parse_overrides, read_toml
-from rhobust.data import DATA
+from rhobust.data import DATA, Samples, load_data
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluate import Evaluation
+from rhobust.evaluate import evaluate as run_evaluation
+from rhobust.files import write_json
+from rhobust.losses import cross_entropy
 from rhobust.methods import methods as all_methods
 from rhobust.models import MODELS
 from rhobust.progress import TrainingProgress, say
+from rhobust.runs import environment
+from rhobust.trained import load
+from rhobust.trainer import train_run
 
 app = typer.Typer(
     help="Train PyTorch models that hold up everywhere inside a Wasserstein ball around the data.",
@@ -61,8 +69,6 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a model into a run directory, or continue one."""
-    from rhobust.trainer import train_run
-
     given = {
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
@@ -110,13 +116,6 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Clean and attacked error of a trained run on its test data."""
-    from rhobust.data import Samples, load_data
-    from rhobust.evaluate import evaluate as run_evaluation
-    from rhobust.files import write_json
-    from rhobust.losses import cross_entropy
-    from rhobust.runs import environment
-    from rhobust.trained import load
-
     names = [name.strip() for name in attacks.split(",") if name.strip()]
     if seed < 0:
         raise ConfigError([f"seed must be >= 0, not {seed}"])
@@ -155,14 +154,6 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
-    from rhobust import figures
-    from rhobust.certificates import certify as find_certificates
-    from rhobust.data import load_data
-    from rhobust.files import write_json
-    from rhobust.losses import cross_entropy
-    from rhobust.runs import environment
-    from rhobust.trained import load
-
     model = load(run)
     test = load_data(model.config.data, model.config.data_dir).test[slice(samples)]
     with _err.status("certifying", spinner="dots") as status:

@@ -12,7 +12,7 @@ from rhobust.costs import per_sample, rows
 from rhobust.maximizer import Maximizer, Step, check_count, check_positive
 from rhobust.problem import Point, Problem
 
-# Scalar Newton iterations: 12 suffice for nine digits wherever the maximum is not degenerate.
+# Scalar Newton iterations; the tests of the exact maximum need twelve.
 _NEWTON_STEPS = 15
 
 

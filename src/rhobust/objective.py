@@ -168,8 +168,8 @@ class RobustObjective(nn.Module):
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run passes through the model that leave no trace, also when one of them raises.
 
-    Evaluation mode (the sup is of one function, so no dropout), no weight gradients (an ascent that computes them pays
-    1.4 times the work for nothing); modes, flags, buffers and the generators come back as they were.
+    Evaluation mode (the sup is of one function, so no dropout), no weight gradients (they would be
+    computed for nothing); modes, flags, buffers and the generators come back as they were.
     """
     modes = [(module, module.training) for module in model.modules() if module.training]
     weights = [weight for weight in model.parameters() if weight.requires_grad]

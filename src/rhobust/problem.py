@@ -51,10 +51,6 @@ class Problem:
         room = (None, None) if self.cost.separable else self.room(self.z)
         return self.project(self.z + self.cost.response(slope, self.gamma, *room))  # z + room rounds past the box too
 
-    def penalized(self, point: Point) -> Tensor:
-        """psi without its constant gamma rho: loss(zeta) - gamma c(z, zeta), (B,)."""
-        return point.loss - self.gamma * self.cost(self.z, point.zeta)
-
     def gradient(self, point: Point) -> Tensor:
         """Gradient of psi in zeta, (B, ...)."""
         return point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
