@@ -56,7 +56,8 @@ ATTACKS: dict[str, Callable[[float], Ball]] = {
 def find_attack(name: str) -> Callable[[float], Ball]:
     """A named attack."""
     if name not in ATTACKS:
-        raise ConfigError([unknown("attack", name, ATTACKS)])
+        known = f"{unknown('attack in a ball', name, ATTACKS)}; the Wasserstein attack is asked for by its budgets"
+        raise ConfigError([known])
     return ATTACKS[name]
 
 
