@@ -136,9 +136,7 @@ def test_the_wasserstein_attack_comes_near_the_worst_distribution_that_is_known(
 
 def test_wrong_requests_are_refused() -> None:
     model, x, y = problem()
-    with pytest.raises(
-        ConfigError, match=r"in a ball 'pdg' \(did you mean 'pgd'\?\); known: fgsm.*budgets"
-    ):
+    with pytest.raises(ConfigError, match=r"in a ball 'pdg' \(did you mean 'pgd'\?\); known: fgsm.*budgets"):
         find_attack("pdg")
     with pytest.raises(Refused, match="and not both"):
         wasserstein(model, x, y, loss=LOSS)
