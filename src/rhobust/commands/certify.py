@@ -1,0 +1,55 @@
+"""rhobust certify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from rhobust import figures
+from rhobust.commands.shared import ERR, OUT, Quiet, numbers
+from rhobust.files import write_json
+from rhobust.measurements import Subject, measure_certificates
+from rhobust.progress import say
+from rhobust.runs import Run
+
+
+def certify(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    radii: Annotated[str, typer.Option(help="Comma-separated radii rho.")] = "0.1,0.5,1,2,6",
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the curve here, .png or .svg.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
+    grid = numbers("--radii", radii)
+    subject = Subject.of(Run.find(run))
+    with ERR.status("certifying", spinner="dots") as status:
+        made = measure_certificates(
+            subject, radii=grid, samples=samples, done=lambda radius: status.update(f"certifying: {radius} done")
+        )
+    rows = made.result["certificates"]
+    if not quiet:
+        say(
+            OUT,
+            f"worst expected loss over the ball of radius rho around {made.result['samples']} test samples of {run}",
+        )
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in ("rho", "bound", "status", "attained", "gap", "gamma", "rho_hat"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            shown = [
+                f"{row[key]:.4g}" if row[key] is not None else "inf" for key in ("attained", "gap", "gamma", "rho_hat")
+            ]
+            table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
+        OUT.print(table)
+        if any(row["status"] == "estimated" for row in rows):
+            say(OUT, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
+    if json is not None:
+        write_json(json, made.to_json())
+    if figure is not None:
+        figures.save(figures.certificate_curve(rows, subject.model.config.method), figure)

@@ -1,0 +1,19 @@
+"""rhobust methods"""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from rhobust.commands.shared import OUT
+from rhobust.methods import methods as all_methods
+
+
+def methods() -> None:
+    """List the training methods and their knobs."""
+    table = Table(show_lines=False)
+    for column in ("method", "what it is", "knobs"):
+        table.add_column(column)
+    for method in all_methods().values():
+        knobs = ", ".join(key if value is None else f"{key}={value}" for key, value in method.knobs.items())
+        table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
+    OUT.print(table)

@@ -1,0 +1,145 @@
+"""What was measured of a trained run, kept beside its model: one JSON file for each kind.
+
+    evaluation.json       clean and attacked errors, and whether they can be trusted    (`rhobust evaluate`)
+    shifts.json           errors under distribution shift                               (`rhobust evaluate --shifts`)
+    certificates.json     bounds on the worst expected loss                             (`rhobust certify`)
+    audit.json            the referee's errors beside ours                              (`rhobust audit`)
+
+Each holds the settings it was made with, the environment, and the digest of the model it speaks of: what was measured
+of another model does not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from rhobust.certificates import certify
+from rhobust.data import DataSet, Samples, load_data
+from rhobust.errors import RunError
+from rhobust.evaluate import evaluate
+from rhobust.files import write_json
+from rhobust.losses import cross_entropy
+from rhobust.runs import Run, environment
+from rhobust.trained import TrainedModel, load
+
+Kind = Literal["evaluation", "shifts", "certificates", "audit"]
+Done = Callable[[str], None]
+"""Told what has just been finished."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Numbers with what they depend on."""
+
+    model: str
+    """SHA-256 of the model's file."""
+    settings: dict[str, Any]
+    """Samples, seeds, grids: what was asked."""
+    environment: dict[str, Any]
+    result: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The result flat, beside what it depends on."""
+        return {"model": self.model, "settings": self.settings, "environment": self.environment, **self.result}
+
+
+def kept(run: Run, kind: Kind) -> Measurement | None:
+    """The run's measurement of this kind; None where there is none of the model as it is now."""
+    path = run.path / f"{kind}.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        model, settings, environment_ = (result.pop(key) for key in ("model", "settings", "environment"))
+        made = Measurement(str(model), dict(settings), dict(environment_), result)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path} is damaged; delete it and measure again") from None
+    return made if made.model == _digest(run) else None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained run on the device it is measured on, and the data it was trained for."""
+
+    run: Run
+    model: TrainedModel
+    data: DataSet
+    device: str
+
+    @classmethod
+    def of(cls, run: Run) -> Subject:
+        """Load model and data; a GPU is used where there is one."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = load(run.path)
+        return cls(run, model.to(device), load_data(model.config.data, model.config.data_dir), device)
+
+    def test(self, samples: int | None) -> Samples:
+        """The first so many test samples, on the device; all for None."""
+        part = self.data.test[slice(samples)]
+        return Samples(part.x.to(self.device), part.y.to(self.device))
+
+    def keep(self, kind: Kind, settings: dict[str, Any], result: dict[str, Any]) -> Measurement:
+        """Write a measurement into the run directory, in place of an older one."""
+        made = Measurement(_digest(self.run), settings, environment(self.device), result)
+        write_json(self.run.path / f"{kind}.json", made.to_json())
+        return made
+
+
+def measure_errors(
+    subject: Subject,
+    *,
+    attacks: Sequence[str] = ("fgsm", "ifgsm", "pgd"),
+    epsilons: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4),
+    budgets: Sequence[float] = (),
+    samples: int | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    done: Done | None = None,
+) -> Measurement:
+    """Clean and attacked errors (`evaluate.evaluate`), kept as `evaluation.json`."""
+    asked = {"attacks": list(attacks), "epsilons": list(epsilons), "budgets": list(budgets)}
+    found = evaluate(
+        subject.model,
+        subject.test(samples),
+        loss=cross_entropy,
+        bounds=subject.model.bounds,
+        attacks=attacks,
+        epsilons=epsilons,
+        budgets=budgets,
+        restarts=restarts,
+        seed=seed,
+        done=done,
+    )
+    return subject.keep("evaluation", asked | {"restarts": restarts, "seed": seed}, found.to_json())
+
+
+def measure_certificates(
+    subject: Subject,
+    *,
+    radii: Sequence[float] = (0.1, 0.5, 1.0, 2.0, 6.0),
+    samples: int | None = None,
+    done: Done | None = None,
+) -> Measurement:
+    """Bounds on the worst expected loss (`certificates.certify`), kept as `certificates.json`."""
+    test = subject.test(samples)
+    found = certify(
+        subject.model,
+        test,
+        loss=cross_entropy,
+        radii=radii,
+        cost=subject.model.config.make_cost(),
+        bounds=subject.model.bounds,
+        done=done,
+    )
+    rows = [one.to_json() for one in found]
+    return subject.keep("certificates", {"radii": list(radii)}, {"samples": len(test), "certificates": rows})
+
+
+def _digest(run: Run) -> str:
+    return hashlib.sha256(run.model_path.read_bytes()).hexdigest()
