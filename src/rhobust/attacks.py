@@ -1,32 +1,45 @@
-"""Attacks for evaluation: presets over the same loop that trains, and nothing counts before it is verified.
+"""Attacks in a ball, for evaluation: presets over the moves that train, and nothing counts before it is verified.
 
 Named attacks live in a ball of radius epsilon (in the data's own units, here pixels in [-1, 1]):
 
     fgsm, ifgsm     one step of epsilon; ten steps of epsilon / 10
     pgd             forty steps of 2.5 epsilon / 40 from a random start
+    pgd-margin      the same, up the margin between the classes, which a confident model cannot flatten
     pgd-paper       ten steps of size 1, the paper's alpha, projected on the ball around x
+    square          black box: 200 random squares, no gradient at all
     ...-l2          the same in the l2 ball
 
-The Wasserstein attack has a budget on the *average* squared distance instead, or a price gamma.
+An attack is over for a sample as soon as the model errs on it; only the others go on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Ball, Identity
+from rhobust.ascent import Ball, Identity, Step
 from rhobust.costs import per_sample, rows
-from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.errors import ConfigError, unknown
+from rhobust.losses import margin
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
-from rhobust.sups import AscentSup
+from rhobust.search import random_squares
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A ball and a way through it: the ball's own steps up a loss, or, with `queries`, a search without gradients."""
+
+    ball: Ball
+    climbs: PerSampleLoss | None = None
+    """What the steps go up; None: the loss that the caller gives."""
+    queries: int = 0
 
 
 def _fgsm(epsilon: float, norm: float = math.inf) -> Ball:
@@ -41,19 +54,22 @@ def _pgd(epsilon: float, norm: float = math.inf) -> Ball:
     return Ball(epsilon, norm, steps=40, step_size=2.5 * epsilon / 40, random_start=True)
 
 
-ATTACKS: dict[str, Callable[[float], Ball]] = {
-    "fgsm": _fgsm,
-    "ifgsm": _ifgsm,
-    "pgd": _pgd,
-    "pgd-paper": lambda epsilon: Ball(epsilon, steps=10, step_size=1.0),
-    "fgsm-l2": lambda epsilon: _fgsm(epsilon, 2),
-    "ifgsm-l2": lambda epsilon: _ifgsm(epsilon, 2),
-    "pgd-l2": lambda epsilon: _pgd(epsilon, 2),
+ATTACKS: dict[str, Callable[[float], Attack]] = {
+    "fgsm": lambda epsilon: Attack(_fgsm(epsilon)),
+    "ifgsm": lambda epsilon: Attack(_ifgsm(epsilon)),
+    "pgd": lambda epsilon: Attack(_pgd(epsilon)),
+    "pgd-margin": lambda epsilon: Attack(_pgd(epsilon), climbs=margin),
+    "pgd-paper": lambda epsilon: Attack(Ball(epsilon, steps=10, step_size=1.0)),
+    "square": lambda epsilon: Attack(Ball(epsilon), queries=200),
+    "fgsm-l2": lambda epsilon: Attack(_fgsm(epsilon, 2)),
+    "ifgsm-l2": lambda epsilon: Attack(_ifgsm(epsilon, 2)),
+    "pgd-l2": lambda epsilon: Attack(_pgd(epsilon, 2)),
+    "pgd-margin-l2": lambda epsilon: Attack(_pgd(epsilon, 2), climbs=margin),
 }
-"""epsilon > 0 -> the ball and the way through it, for every named attack."""
+"""epsilon > 0 -> the attack, by name."""
 
 
-def find_attack(name: str) -> Callable[[float], Ball]:
+def find_attack(name: str) -> Callable[[float], Attack]:
     """A named attack."""
     if name not in ATTACKS:
         known = f"{unknown('attack in a ball', name, ATTACKS)}; the Wasserstein attack is asked for by its budgets"
@@ -74,15 +90,15 @@ def attack(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    ball: Ball,
+    way: Attack,
     *,
     loss: PerSampleLoss,
     bounds: tuple[float, float] | None = None,
     restarts: int = 1,
 ) -> Attacked:
-    """The worst of `restarts` runs of a ball attack. x itself is in the ball, so a sample the model errs on is fooled.
+    """The worst of `restarts` runs of an attack. x itself is in the ball, so a sample the model errs on is fooled.
 
-    The model is used in evaluation mode and left as it was found.
+    A sample that is fooled is left alone from then on. The model is used in evaluation mode and left as it was found.
 
     >>> model = nn.Linear(2, 2)
     >>> loss = nn.CrossEntropyLoss(reduction="none")
@@ -90,107 +106,60 @@ def attack(
     >>> bool((result.zeta.abs() <= 0.1).all())
     True
     """
-    objective = RobustObjective(model, loss, radius=0.0, maximizer=ball, bounds=bounds)
-    zeta, discarded = x, 0
+    watched = _Watched(way.climbs or loss)
+    objective = RobustObjective(model, watched, radius=0.0, maximizer=Identity(), bounds=bounds)
+    objective.maximum(x, y)  # refuses what cannot be attacked, before any work
     fooled = errs(model, x, y)
+    zeta, discarded = x.clone(), 0
     for _ in range(restarts):
-        found, outside = _verified(x, objective.maximum(x, y).zeta, ball, bounds)
+        right = (~fooled).nonzero()[:, 0]
+        if not len(right):
+            break
+        with undisturbed(model):
+            found = (_searched if way.queries else _climbed)(objective, watched, x[right], y[right], way)
+        found, outside = verified(x[right], found, way.ball, bounds)
         discarded += outside
-        fresh = errs(model, found, y) & ~fooled
-        # Where nothing fools the model, the last attempt is the one to show.
-        zeta = torch.where(per_sample(fresh | ~fooled, x), found, zeta)
-        fooled = fooled | fresh
+        zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
+        fooled[right] = errs(model, found, y[right])
     return Attacked(zeta, fooled, discarded)
 
 
-@dataclass(frozen=True)
-class Transported:
-    """A worst-case distribution that was attained: its samples, what they cost on average, and the price."""
+class _Watched:
+    """A loss that remembers where the model erred when it was last asked: the pass that climbs also judges."""
 
-    zeta: Tensor  # (B, ...)
-    fooled: Tensor  # (B,) bool
-    mean_cost: float  # E ||zeta - x||^2
-    gamma: float
+    def __init__(self, loss: PerSampleLoss) -> None:
+        self.loss = loss
+        self.wrong = torch.zeros(0, dtype=torch.bool)
 
-
-def wasserstein(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    loss: PerSampleLoss,
-    gamma: float | None = None,
-    budget: float | None = None,
-    bounds: tuple[float, float] | None = None,
-    max_steps: int = 20,
-    batch_size: int = 1024,
-) -> Transported:
-    """Penalized ascent on loss - gamma ||zeta - x||^2, at a given price gamma or at the price that spends the budget.
-
-    With `budget`, gamma is found by bisection so that E ||zeta - x||^2 over all samples is at most `budget`, and what
-    the bisection leaves over the budget is scaled back: the constraint holds up to rounding.
-    """
-    if (gamma is None) == (budget is None):
-        raise Refused("the Wasserstein attack needs gamma= (a price) or budget= (a bound on E c), and not both")
-    given = gamma if gamma is not None else budget
-    if not (given is not None and given > 0 and math.isfinite(given)):
-        raise Refused(f"gamma or budget must be finite and > 0, not {given}")
-
-    objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds)
-    sup = AscentSup(None, objective.cost, max_steps, None)  # from margin steps too: they move confident samples
-
-    def batched(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return torch.cat(
-            [function(*parts) for parts in zip(*(torch.split(t, batch_size) for t in tensors), strict=True)]
-        )
-
-    def at(price: float) -> Tensor:
-        def solved(x: Tensor, y: Tensor) -> Tensor:
-            problem = replace(objective.problem(x, y), gamma=torch.tensor(price).to(x))
-            return sup.solve(problem, y, [])[0]
-
-        with undisturbed(model):
-            return batched(solved, x, y)
-
-    def spent(zeta: Tensor) -> float:
-        return float(objective.cost(x, zeta).mean())
-
-    def harm(zeta: Tensor) -> float:
-        with torch.no_grad(), undisturbed(model):
-            return float(batched(lambda zeta, y: loss(model(zeta), y), zeta, y).mean())
-
-    batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work
-    zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm)
-    zeta, _ = _verified(x, zeta, Ball(math.inf), bounds)  # back to x costs nothing, so the budget holds all the more
-    fooled = batched(lambda zeta, x, y: errs(model, zeta, y) | errs(model, x, y), zeta, x, y)
-    return Transported(zeta, fooled, spent(zeta), price)
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        self.wrong = output.detach().argmax(1) != y
+        return self.loss(output, y)
 
 
-def _spend(
-    budget: float,
-    x: Tensor,
-    at: Callable[[float], Tensor],
-    spent: Callable[[Tensor], float],
-    harm: Callable[[Tensor], float],
-) -> tuple[Tensor, float]:
-    """Bisection on log gamma between prices that overspend and prices that do not (E c falls as gamma grows).
-
-    E c may jump over the budget, so both ends count: the dearer as it is, the cheaper scaled back into the budget (a
-    squared norm scales with the square). The more harmful one is the attack.
-    """
-    low, high = 1e-4, 1e4
-    cheap, dear = at(low), at(high)
-    for _ in range(16):
-        if spent(dear) >= 0.98 * budget or spent(cheap) <= 1.02 * budget:
+def _climbed(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor, way: Attack) -> Tensor:
+    """The steps of the ball; a sample stays where the model first errs."""
+    zeta = way.ball.start(objective.problem(x, y)).clone()
+    left = torch.arange(len(x), device=x.device)
+    for t in range(way.ball.gradients):
+        problem = objective.problem(x[left], y[left])
+        point = problem.at(zeta[left])
+        step = way.ball.move(problem, point, t, Step(point.zeta, point.zeta))
+        going = ~watched.wrong
+        left = left[going]
+        if not len(left):
             break
-        middle = math.sqrt(low * high)
-        zeta = at(middle)
-        if spent(zeta) > budget:
-            cheap, low = zeta, middle
-        else:
-            dear, high = zeta, middle
-    within = x + min(1.0, math.sqrt(budget / max(spent(cheap), budget))) * (cheap - x)
-    return (within, low) if harm(within) >= harm(dear) else (dear, high)
+        zeta[left] = step.answer[going]
+    return zeta
+
+
+def _searched(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor, way: Attack) -> Tensor:
+    """Random squares; the margin is all that is asked of the model."""
+
+    def harm(zeta: Tensor, chosen: Tensor) -> Tensor:
+        with torch.no_grad():
+            return margin(objective.model(zeta), y[chosen])
+
+    return random_squares(harm, x, way.ball.epsilon, way.queries, objective.bounds)
 
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -200,7 +169,7 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return wrong
 
 
-def _verified(x: Tensor, zeta: Tensor, ball: Ball, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
+def verified(x: Tensor, zeta: Tensor, ball: Ball, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
     """Results outside ball or box put back to x, and their number."""
     away = rows(zeta - x)
     size = away.abs().amax(1) if ball.norm == math.inf else away.norm(dim=1)

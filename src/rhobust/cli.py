@@ -9,10 +9,12 @@ import torch
 import typer
 
 import rhobust
+from rhobust.commands.audit import audit
 from rhobust.commands.certify import certify
 from rhobust.commands.demo import demo
 from rhobust.commands.evaluate import evaluate
 from rhobust.commands.methods import methods
+from rhobust.commands.radius import radius
 from rhobust.commands.shared import OUT
 from rhobust.commands.train import train
 from rhobust.errors import RhobustError
@@ -24,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, certify, methods, demo):
+for command in (train, evaluate, certify, audit, radius, methods, demo):
     app.command()(command)
 
 

@@ -1,19 +1,24 @@
-"""Evaluation: the error of a model, clean and under attack."""
+"""Evaluation: the error of a model, clean and under attack, and whether that number can be trusted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rhobust.attacks import attack, errs, find_attack, wasserstein
+from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
 from rhobust.data import Samples
 from rhobust.errors import ConfigError
 from rhobust.objective import PerSampleLoss
+from rhobust.trust import Flag, examine, falling
+from rhobust.wasserstein import wasserstein
+
+WORST = {math.inf: "worst", 2.0: "worst-l2"}
+"""The name, for each norm, under which the worst of its attacks is reported."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class AttackedError:
     """Share of samples that the model gets wrong under one attack."""
 
     attack: str
+    """A name of `attacks.ATTACKS`; `worst` or `worst-l2`: any of those in that norm, at this epsilon or below it;
+    or `wasserstein`."""
     epsilon: float
     """Radius of the ball; for `wasserstein`, the budget on E ||zeta - x||^2."""
     error: float
@@ -37,6 +44,8 @@ class Evaluation:
     samples: int
     clean: float
     attacked: list[AttackedError]
+    flags: list[Flag] = field(default_factory=list)
+    """Reasons not to trust the numbers; see `trust`."""
 
     def error(self, name: str, epsilon: float) -> float:
         """One cell of the grid."""
@@ -66,39 +75,96 @@ def evaluate(
 ) -> Evaluation:
     """Clean error, the error under each attack at each epsilon, and under a Wasserstein attack of each budget.
 
-    At epsilon = 0 every ball is the sample itself, so the error is the clean one. Random starts come from `seed`.
+    At epsilon = 0 every ball is the sample itself, so the error is the clean one. Besides each attack, the worst of
+    all that share a norm is reported: a sample counts if any of them fools the model at this epsilon or a smaller one,
+    so that curve never falls. Random starts come from `seed`. A batch that does not fit into memory is halved.
     """
-    builders = [(name, find_attack(name)) for name in dict.fromkeys(attacks)]
-    wrong = [f"epsilon must be >= 0, not {epsilon}" for epsilon in epsilons if not epsilon >= 0]
-    wrong += [f"a budget must be finite and > 0, not {budget}" for budget in budgets if not 0 < budget < math.inf]
-    if not (builders and epsilons) and not budgets:
+    builders = {name: find_attack(name) for name in attacks}
+    grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
+    wrong = [f"epsilon must be >= 0, not {epsilon}" for epsilon in grid if not epsilon >= 0]
+    wrong += [f"a budget must be finite and > 0, not {budget}" for budget in spend if not 0 < budget < math.inf]
+    if not (builders and grid) and not spend:
         wrong.append("nothing to evaluate: give attacks with epsilons, or budgets for the Wasserstein attack")
     if wrong:
         raise ConfigError(wrong)
-    parts = list(zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True))
-    total = len(samples)
-    clean = sum(int(errs(model, x, y).sum()) for x, y in parts) / total
-    cells: list[AttackedError] = []
+
     devices = [samples.x.device] if samples.x.is_cuda else []
     with torch.random.fork_rng(devices=devices):
-        for name, build in builders:
-            for epsilon in dict.fromkeys(epsilons):
-                if epsilon == 0:
-                    cells.append(AttackedError(name, 0.0, clean))
-                    continue
-                torch.manual_seed(seed)  # each cell on its own, whatever was asked beside it
-                results = [
-                    attack(model, x, y, build(epsilon), loss=loss, bounds=bounds, restarts=restarts) for x, y in parts
-                ]
-                fooled = sum(int(result.fooled.sum()) for result in results)
-                discarded = sum(result.discarded for result in results)
-                cells.append(AttackedError(name, epsilon, fooled / total, discarded))
-                if done:
-                    done(f"{name} {epsilon:g}")
-        for budget in dict.fromkeys(budgets):
+        bench = _Bench(model, loss, bounds, restarts, seed, batch_size)
+        clean = bench.run(samples, [None])[0][0]  # (N,)
+        cells: list[AttackedError] = []
+        fooled: dict[str, Tensor] = {}  # (len(grid), N) for every attack
+        for name, build in builders.items() if grid else ():
+            ways = [build(epsilon) if epsilon else None for epsilon in grid]
+            fooled[name], lost = bench.run(samples, ways)
+            cells += _cells(name, grid, fooled[name], lost)
+            if done:
+                done(name)
+        for norm, called in WORST.items():
+            alike = [fooled[name] for name in fooled if builders[name](1.0).ball.norm == norm]
+            if alike:
+                cells += _cells(called, grid, _worst(grid, alike))
+        for budget in spend:
             moved = wasserstein(model, samples.x, samples.y, loss=loss, budget=budget, bounds=bounds)
             error = float(moved.fooled.double().mean())
             cells.append(AttackedError("wasserstein", budget, error, mean_cost=moved.mean_cost))
             if done:
                 done(f"wasserstein {budget:g}")
-    return Evaluation(total, clean, cells)
+        torch.manual_seed(seed)
+        flags = [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
+        flags += examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
+    return Evaluation(len(samples), float(clean.double().mean()), cells, flags)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A model and how it is attacked; the samples pass by once for each attack."""
+
+    model: nn.Module
+    loss: PerSampleLoss
+    bounds: tuple[float, float] | None
+    restarts: int
+    seed: int
+    batch_size: int
+
+    def run(self, samples: Samples, ways: Sequence[Attack | None]) -> tuple[Tensor, list[int]]:
+        """Whom each way fools, (len(ways), N), None being no attack; and how many results it discarded."""
+        parts, start, size = [], 0, self.batch_size
+        while start < len(samples):
+            try:
+                parts.append([self._attacked(samples[start : start + size], way) for way in ways])
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2
+            else:
+                start += size
+        results = list(zip(*parts, strict=True))  # by way, then by part
+        fooled = torch.stack([torch.cat([part.fooled for part in way]) for way in results])
+        return fooled, [sum(part.discarded for part in way) for way in results]
+
+    def _attacked(self, part: Samples, way: Attack | None) -> Attacked:
+        if way is None:
+            return Attacked(part.x, errs(self.model, part.x, part.y), 0)
+        torch.manual_seed(self.seed)  # each cell on its own, whatever was asked beside it
+        return attack(self.model, part.x, part.y, way, loss=self.loss, bounds=self.bounds, restarts=self.restarts)
+
+
+def _cells(
+    name: str, grid: Sequence[float], fooled: Tensor, discarded: Sequence[int] | None = None
+) -> list[AttackedError]:
+    errors = fooled.double().mean(1).tolist()
+    lost = discarded or [0] * len(grid)
+    return [AttackedError(name, *cell) for cell in zip(grid, errors, lost, strict=True)]
+
+
+def _worst(grid: Sequence[float], fooled: Sequence[Tensor]) -> Tensor:
+    """Whom any attack fools at each epsilon or a smaller one, (len(grid), N): a smaller ball lies in the larger."""
+    any_attack = torch.stack(list(fooled)).any(0)
+    return torch.stack([any_attack[[other <= epsilon for other in grid]].any(0) for epsilon in grid])
+
+
+def _telling(cells: Sequence[AttackedError]) -> float | None:
+    """The l_inf epsilon at which about half of what can be fooled is: there weak and strong attacks differ most."""
+    known = [(abs(cell.error - 0.5), cell.epsilon) for cell in cells if cell.attack == WORST[math.inf] and cell.epsilon]
+    return min(known)[1] if known else None

@@ -15,3 +15,15 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     elif y.shape != output.shape:
         raise DataError(f"y is {y.dtype}, and cross-entropy wants class numbers; for regression pass another loss=")
     return F.cross_entropy(output, y, reduction="none")
+
+
+def margin(output: Tensor, y: Tensor) -> Tensor:
+    """How far the best wrong class is ahead of the right one, (B,): above 0 where the model errs.
+
+    >>> import torch
+    >>> margin(torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]), torch.tensor([0, 2]))
+    tensor([-0.5000,  3.0000])
+    """
+    right = output.gather(1, y[:, None])  # (B, 1)
+    others = output.scatter(1, y[:, None], -float("inf"))
+    return others.amax(1) - right[:, 0]

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from rhobust.audit import audit
 from rhobust.certificates import certify
 from rhobust.data import DataSet, Samples, load_data
 from rhobust.errors import RunError
@@ -31,6 +32,10 @@ from rhobust.trained import TrainedModel, load
 Kind = Literal["evaluation", "shifts", "certificates", "audit"]
 Done = Callable[[str], None]
 """Told what has just been finished."""
+
+ATTACKS = ("fgsm", "ifgsm", "pgd", "pgd-margin")
+EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
+RADII = (0.1, 0.5, 1.0, 2.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,8 @@ class Subject:
 def measure_errors(
     subject: Subject,
     *,
-    attacks: Sequence[str] = ("fgsm", "ifgsm", "pgd"),
-    epsilons: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4),
+    attacks: Sequence[str] = ATTACKS,
+    epsilons: Sequence[float] = EPSILONS,
     budgets: Sequence[float] = (),
     samples: int | None = None,
     restarts: int = 1,
@@ -122,7 +127,7 @@ def measure_errors(
 def measure_certificates(
     subject: Subject,
     *,
-    radii: Sequence[float] = (0.1, 0.5, 1.0, 2.0, 6.0),
+    radii: Sequence[float] = RADII,
     samples: int | None = None,
     done: Done | None = None,
 ) -> Measurement:
@@ -139,6 +144,17 @@ def measure_certificates(
     )
     rows = [one.to_json() for one in found]
     return subject.keep("certificates", {"radii": list(radii)}, {"samples": len(test), "certificates": rows})
+
+
+def measure_audit(
+    subject: Subject, *, epsilon: float, samples: int | None = None, seed: int = 0, done: Done | None = None
+) -> Measurement:
+    """The referee's error beside ours (`audit.audit`), kept as `audit.json`."""
+    test = subject.test(samples)
+    found = audit(
+        subject.model, test, epsilon=epsilon, loss=cross_entropy, bounds=subject.model.bounds, seed=seed, done=done
+    )
+    return subject.keep("audit", {"epsilon": epsilon, "seed": seed}, found.to_json())
 
 
 def _digest(run: Run) -> str:

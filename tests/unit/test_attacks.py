@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rhobust.ascent import Ball, Point, Problem, Step
-from rhobust.attacks import ATTACKS, attack, errs, find_attack, wasserstein
+from rhobust.attacks import ATTACKS, Attack, attack, errs, find_attack
 from rhobust.certificates import certify
+from rhobust.costs import SquaredL2
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, Refused
-from rhobust.evaluate import evaluate
+from rhobust.evaluate import _Bench, evaluate
+from rhobust.losses import margin
+from rhobust.search import random_squares
+from rhobust.wasserstein import wasserstein
 
 LOSS = partial(cross_entropy, reduction="none")
 BOUNDS = (-1.0, 1.0)
@@ -35,11 +39,11 @@ def problem(seed: int = 0, count: int = 200) -> tuple[nn.Module, Tensor, Tensor]
 @pytest.mark.parametrize("epsilon", [0.05, 0.3])
 def test_results_stay_in_ball_and_box_and_fooled_means_fooled(name: str, epsilon: float) -> None:
     model, x, y = problem()
-    ball = ATTACKS[name](epsilon)
+    way = ATTACKS[name](epsilon)
     torch.manual_seed(0)
-    result = attack(model, x, y, ball, loss=LOSS, bounds=BOUNDS, restarts=2)
+    result = attack(model, x, y, way, loss=LOSS, bounds=BOUNDS, restarts=2)
     away = (result.zeta - x).abs()
-    size = away.amax(1) if ball.norm == math.inf else (away**2).sum(1).sqrt()
+    size = away.amax(1) if way.ball.norm == math.inf else (away**2).sum(1).sqrt()
     assert (size <= epsilon * (1 + 1e-5)).all()
     assert (result.zeta >= -1).all()
     assert (result.zeta <= 1).all()
@@ -61,6 +65,86 @@ def test_fgsm_is_exact_for_a_linear_model_in_the_box() -> None:
         worst = sign[:, 0] * (lowest @ weight + model.bias[1] - model.bias[0])
     result = attack(model, x, y, ATTACKS["fgsm"](0.2), loss=LOSS, bounds=BOUNDS)
     assert torch.equal(result.fooled, worst < 0)
+
+
+class Counted(nn.Module):
+    """Counts the samples that pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.seen = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        output: Tensor = self.model(x)
+        return output
+
+
+@pytest.mark.parametrize("name", ["ifgsm", "pgd-paper", "pgd-margin", "ifgsm-l2"])
+def test_an_attack_is_the_plain_loop_stopped_where_the_model_first_errs(name: str) -> None:
+    """The reference never stops, and looks at every step: a sample is fooled if the model erred at any of them."""
+    model, x, y = problem()
+    way = ATTACKS[name](0.15)
+    torch.manual_seed(3)
+    result = attack(model, x, y, way, loss=LOSS, bounds=BOUNDS)
+
+    torch.manual_seed(3)
+    right = ~errs(model, x, y)
+    loss = margin if name == "pgd-margin" else LOSS
+    task = Problem(x[right], lambda zeta: loss(model(zeta), y[right]), torch.tensor(0.0), SquaredL2(), BOUNDS)
+    zeta = way.ball.start(task)
+    erred, first = errs(model, zeta, y[right]), zeta.clone()
+    for t in range(way.ball.gradients):
+        zeta = way.ball.move(task, task.at(zeta), t, Step(zeta, zeta)).zeta
+        first[~erred] = zeta[~erred]
+        erred |= errs(model, zeta, y[right])
+    assert torch.equal(result.fooled[right], erred)
+    assert torch.allclose(result.zeta[right], first, atol=1e-6)
+    assert 0 < int(erred.sum()) < len(erred)
+
+
+def test_who_is_fooled_is_left_alone() -> None:
+    """Samples that pass the model: all three times (checks, before, after), and only those still right in between."""
+    model, x, y = problem()
+    counted = Counted(model)
+    result = attack(counted, x, y, ATTACKS["fgsm"](0.15), loss=LOSS, bounds=BOUNDS, restarts=2)
+    wrong, once = 5, int(result.fooled.sum())
+    assert counted.seen == 2 * 200 + 2 * (200 - wrong) + 2 * (200 - once)
+
+
+def test_the_margin_leads_where_cross_entropy_has_no_slope_left() -> None:
+    model, x, y = problem()
+    sure = nn.Sequential(model, Scaled(1e4))
+    lost = attack(sure, x, y, ATTACKS["ifgsm"](0.2), loss=LOSS, bounds=BOUNDS).fooled.sum()
+    torch.manual_seed(0)
+    found = attack(sure, x, y, ATTACKS["pgd-margin"](0.2), loss=LOSS, bounds=BOUNDS).fooled.sum()
+    assert lost < 40 < 60 < found
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by * x
+
+
+def test_random_squares_find_most_of_what_gradients_find() -> None:
+    model, x, y = problem()
+    torch.manual_seed(0)
+    blind = attack(model, x, y, ATTACKS["square"](0.2), loss=LOSS, bounds=BOUNDS).fooled.sum()
+    seeing = attack(model, x, y, ATTACKS["pgd"](0.2), loss=LOSS, bounds=BOUNDS).fooled.sum()
+    assert blind >= 0.85 * seeing
+
+
+def test_random_squares_solve_a_linear_problem_exactly() -> None:
+    """The worst corner of the ball is known, and single pixels come last in the search: enough queries find it."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 1, 3, 3)
+    x = torch.zeros(4, 1, 3, 3)
+    zeta = random_squares(lambda zeta, chosen: (zeta * weight[chosen]).flatten(1).sum(1) - 1e3, x, 0.5, 400)
+    assert torch.equal(zeta, 0.5 * weight.sign())
 
 
 def test_restarts_only_help() -> None:
@@ -87,7 +171,7 @@ def test_a_result_outside_its_ball_or_box_does_not_count() -> None:
 
     model, x, y = problem()
     before = errs(model, x, y)
-    result = attack(model, x, y, Cheat(0.1), loss=LOSS, bounds=None)
+    result = attack(model, x, y, Attack(Cheat(0.1)), loss=LOSS, bounds=None)
     assert result.discarded == 60
     assert torch.equal(result.fooled, before)
     assert torch.equal(result.zeta[:60], x[:60])
@@ -165,3 +249,19 @@ def test_evaluation_is_repeatable_and_leaves_the_generator_alone() -> None:
     ]
     assert results[0] == results[1]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay() -> None:
+    class Small(nn.Module):
+        """A device that takes thirty samples at a time."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 30:
+                raise torch.OutOfMemoryError("too many")
+            output: Tensor = model(x)
+            return output
+
+    model, x, y = problem()
+    whole = evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["ifgsm"], epsilons=[0, 0.1])
+    small = _Bench(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])[0]
+    assert small.double().mean(1).tolist() == [whole.clean, whole.error("ifgsm", 0.1)]

@@ -10,16 +10,16 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import ERR, OUT, Quiet, numbers
+from rhobust.commands.shared import ERR, OUT, Quiet, numbers, words
 from rhobust.files import write_json
-from rhobust.measurements import Subject, measure_certificates
+from rhobust.measurements import RADII, Subject, measure_certificates
 from rhobust.progress import say
 from rhobust.runs import Run
 
 
 def certify(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    radii: Annotated[str, typer.Option(help="Comma-separated radii rho.")] = "0.1,0.5,1,2,6",
+    radii: Annotated[str, typer.Option(help="Comma-separated radii rho.")] = words(RADII),
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve here, .png or .svg.")] = None,

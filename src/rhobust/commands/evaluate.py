@@ -11,18 +11,18 @@ from rich import box
 from rich.table import Table
 
 from rhobust.attacks import ATTACKS
-from rhobust.commands.shared import ERR, OUT, Quiet, names, numbers
-from rhobust.errors import ConfigError
+from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, names, numbers, show_flags, words
 from rhobust.files import write_json
-from rhobust.measurements import Subject, measure_errors
+from rhobust.measurements import ATTACKS as DEFAULT_ATTACKS
+from rhobust.measurements import EPSILONS, Subject, measure_errors
 from rhobust.progress import say
 from rhobust.runs import Run
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}.")] = "fgsm,ifgsm,pgd",
-    epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = "0,0.1,0.2",
+    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}.")] = words(DEFAULT_ATTACKS),
+    epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(EPSILONS),
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
@@ -31,8 +31,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Clean and attacked error of a trained run on its test data."""
-    if seed < 0:
-        raise ConfigError([f"seed must be >= 0, not {seed}"])
+    check_seed(seed)
     grid, spend = numbers("--epsilons", epsilons), numbers("--budgets", budgets)
     with ERR.status("attacking", spinner="dots") as status:
         made = measure_errors(
@@ -69,3 +68,4 @@ def _show(result: Mapping[str, Any], title: str) -> None:
                 OUT,
                 f"wasserstein attack, E[c] = {cell['mean_cost']:.4g} of {budget:g}: error {100 * cell['error']:.2f}",
             )
+    show_flags(result["flags"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from rhobust.errors import ConfigError
+from rhobust.progress import say
 
 OUT = Console()
 ERR = Console(stderr=True)
@@ -26,3 +28,20 @@ def numbers(option: str, text: str) -> list[float]:
 def names(text: str) -> list[str]:
     """Names separated by commas, each once, in their order."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch would not take."""
+    if seed < 0:
+        raise ConfigError([f"seed must be >= 0, not {seed}"])
+
+
+def show_flags(flags: Sequence[dict[str, str]]) -> None:
+    """Reasons not to trust a number, under the number."""
+    for flag in flags:
+        say(OUT, f"NOT TO BE TRUSTED ({flag['check']}): {flag['message']}")
+
+
+def words(values: Sequence[object]) -> str:
+    """Values as one option takes them: separated by commas."""
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

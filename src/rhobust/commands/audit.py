@@ -1,0 +1,51 @@
+"""rhobust audit"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from rhobust.audit import OURS, RESTARTS
+from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show_flags
+from rhobust.files import write_json
+from rhobust.measurements import Subject, measure_audit
+from rhobust.progress import say
+from rhobust.runs import Run
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    epsilon: Annotated[float, typer.Option(help="Radius of the l_inf ball.")] = 0.2,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random in it.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let an independent referee attack a trained run, and compare its error with ours. Needs rhobust[audit]."""
+    check_seed(seed)
+    with ERR.status("auditing", spinner="dots") as status:
+        made = measure_audit(
+            Subject.of(Run.find(run)),
+            epsilon=epsilon,
+            samples=samples,
+            seed=seed,
+            done=lambda part: status.update(f"auditing: {part} done"),
+        )
+    if not quiet:
+        found = made.result
+        say(OUT, f"error in percent on {found['samples']} test samples of {run} at epsilon {epsilon:g}")
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("attacked by", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
+        table.add_row("nobody", f"{100 * found['clean']:.2f}")
+        table.add_row(f"us: {', '.join(OURS)}, {RESTARTS} restarts", f"{100 * found['ours']:.2f}", end_section=True)
+        for number, (name, error) in enumerate(found["attacks"].items()):
+            table.add_row(f"{'and' if number else 'the referee:'} {name}", f"{100 * error:.2f}")
+        OUT.print(table)
+        show_flags(found["flags"])
+    if json is not None:
+        write_json(json, made.to_json())

@@ -1,0 +1,47 @@
+"""rhobust report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.errors import ConfigError, unknown
+from rhobust.files import write_atomically
+from rhobust.progress import say
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the report goes; by default report.html, .md or .json.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="html, md or json; else the suffix of --out says.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Test samples for what was not measured yet.")] = 1000,
+    quiet: Quiet = False,
+) -> None:
+    """Compare trained runs: one page with tables, figures, examples, and whether the numbers can be trusted.
+
+    What `evaluate`, `certify` and `audit` left in the run directories is shown; what is missing is measured and kept
+    there (the audit apart).
+    """
+    from rhobust.report import gather
+    from rhobust.report_page import FORMATS
+
+    form = form or (out.suffix.removeprefix(".") if out else "html")
+    if form not in FORMATS:
+        raise ConfigError([unknown("format of a report", form, FORMATS)])
+    path = out or Path(f"report.{form}")
+    with ERR.status("reading", spinner="dots") as status:
+        found = gather(runs, samples, lambda what: status.update(f"measuring {what}"))
+        status.update("drawing")
+        write_atomically(path, FORMATS[form](found, path).encode())
+    if not quiet:
+        flags = found.flags()
+        say(OUT, f"{path}: {len(found.rows)} rows of {len(found.entries)} runs, {len(flags) or 'no'} flags")
+        for flag in flags:
+            say(OUT, f"flag, {flag.where}: {flag.message} ({flag.check})")

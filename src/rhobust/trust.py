@@ -1,0 +1,146 @@
+"""Whether an attacked error can be trusted: what goes wrong when gradients mislead, looked for each time.
+
+    grows            the error does not fall as epsilon grows, and an attack free to move anywhere succeeds
+    many-steps       forty steps do at least as well as one
+    one-step         one step does not miss most of what forty find (training that overfits to its own attack)
+    gradients        the loss has a slope to climb (no saturated logits, no masked gradients)
+    white-box        a search without gradients does not beat the gradients
+
+A failed check is a flag in the output. Checks compare attacks on the same samples, and speak up only for what chance
+does not explain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent import Identity
+from rhobust.attacks import ATTACKS, attack, errs
+from rhobust.costs import rows
+from rhobust.data import Samples
+from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+
+CHECKS = ("grows", "many-steps", "one-step", "gradients", "white-box")
+
+_PROBES = 256  # samples that the probes look at
+_NOTABLE = 0.02  # a difference of error below this is nobody's business
+_FLAT = 0.05  # share of samples without any slope that is too much
+_MISSED = 0.25  # one step that finds less than this share of what forty find
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A check that failed, and why."""
+
+    check: str
+    message: str
+
+
+def falling(name: str, grid: Sequence[float], fooled: Tensor) -> Flag | None:
+    """The check on a curve: fooled (len(grid), N) of one attack; a larger ball holds the smaller one."""
+    order = sorted(range(len(grid)), key=lambda i: grid[i])
+    for small, large in pairwise(order):
+        if _beats(fooled[small], fooled[large]):
+            before, after = _percent(fooled[small]), _percent(fooled[large])
+            fell = f"falls from {before} at epsilon {grid[small]:g} to {after} at {grid[large]:g}"
+            return Flag("grows", f"the error under {name} {fell}: the attack is too weak there")
+    return None
+
+
+def examine(
+    model: nn.Module,
+    samples: Samples,
+    *,
+    loss: PerSampleLoss,
+    bounds: tuple[float, float] | None = None,
+    epsilon: float | None = None,
+) -> list[Flag]:
+    """The other checks, on the first samples, at an l_inf radius; without one only the slope is looked at.
+
+    Draws from torch's global generator.
+    """
+    some = samples[slice(_PROBES)]
+    right = ~errs(model, some.x, some.y)
+    flags = [_slope(model, some[right], loss)] if right.any() else []
+    if epsilon is not None:
+
+        def fooled(name: str, reach: float = epsilon) -> Tensor:
+            return attack(model, some.x, some.y, ATTACKS[name](reach), loss=loss, bounds=bounds).fooled
+
+        one, many = fooled("fgsm"), fooled("pgd")
+        anywhere = fooled("pgd", float(some.x.max() - some.x.min()) if bounds is None else bounds[1] - bounds[0])
+        where = f"at epsilon {epsilon:g}"
+        flags += [
+            _unbounded(anywhere, ~right, some),
+            _many_steps(one, many, where),
+            _one_step(one, many, ~right, where),
+            # Up the margin too: cross-entropy can rise elsewhere than where the model errs, which masks nothing.
+            _white_box(fooled("square"), many | fooled("pgd-margin"), where),
+        ]
+    return [flag for flag in flags if flag]
+
+
+def _unbounded(anywhere: Tensor, wrong: Tensor, some: Samples) -> Flag | None:
+    """Free to move anywhere, an attack can turn every sample into one of another class."""
+    classes = len(set(some.y.tolist()))
+    if float(anywhere.double().mean()) >= 1 - 1 / classes:
+        return None
+    return Flag(
+        "grows",
+        f"even free to move anywhere, PGD brings the error from {_percent(wrong)} to {_percent(anywhere)} only, "
+        "less than guessing would: the gradients lead nowhere",
+    )
+
+
+def _many_steps(one: Tensor, many: Tensor, where: str) -> Flag | None:
+    if not _beats(one, many):
+        return None
+    numbers = f"FGSM, one step, finds {_percent(one)} {where}, PGD, forty steps, only {_percent(many)}"
+    return Flag("many-steps", f"{numbers}: the gradients mislead")
+
+
+def _one_step(one: Tensor, many: Tensor, wrong: Tensor, where: str) -> Flag | None:
+    gained, possible = int((one & ~wrong).sum()), int((many & ~wrong).sum())
+    if gained >= _MISSED * possible or not _beats(many, one):
+        return None
+    numbers = f"one step finds {_percent(one)} {where}, forty find {_percent(many)}"
+    return Flag("one-step", f"{numbers}: the model has learned to fool one-step attacks, so go by the others")
+
+
+def _slope(model: nn.Module, right: Samples, loss: PerSampleLoss) -> Flag | None:
+    objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity())
+    with undisturbed(model):
+        slope = objective.problem(right.x, right.y).at(right.x).slope
+        with torch.no_grad():
+            logits = model(right.x)
+    flat = ~(rows(slope) != 0).any(1)
+    if float(flat.double().mean()) <= _FLAT:
+        return None
+    sure = float(logits.softmax(1).amax(1)[flat].min()) == 1
+    reason = "the logits are saturated" if sure else "the gradients vanish"
+    return Flag(
+        "gradients", f"{_percent(flat)} of the samples have no slope at all: {reason}; try pgd-margin and square"
+    )
+
+
+def _white_box(blind: Tensor, seeing: Tensor, where: str) -> Flag | None:
+    if not _beats(blind, seeing):
+        return None
+    numbers = f"random search finds {_percent(blind)} {where}, gradients only {_percent(seeing)}"
+    return Flag("white-box", f"{numbers}: the gradients are masked")
+
+
+def _beats(one: Tensor, other: Tensor) -> bool:
+    """Whether one attack fools notably more of the same samples, by more than two standard errors of the difference."""
+    only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
+    return only_one - only_other > max(_NOTABLE * len(one), 2 * math.sqrt(only_one + only_other))
+
+
+def _percent(chosen: Tensor) -> str:
+    return f"{100 * float(chosen.double().mean()):.1f} %"

@@ -1,0 +1,96 @@
+"""Laws of attacks: nothing leaves its ball or box, the worst is at least each, curves of the worst never fall."""
+
+import math
+from functools import partial
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rhobust.attacks import ATTACKS, attack, errs
+from rhobust.data import Samples
+from rhobust.evaluate import evaluate
+from rhobust.search import random_squares
+
+LOSS = partial(cross_entropy, reduction="none")
+law = settings(deadline=None, derandomize=True, max_examples=30)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor, tuple[float, float]]:
+    """A small random net on images or vectors in a random box, labeled mostly by itself."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    shape = draw(st.sampled_from([(5,), (1, 4, 4), (3, 2, 5)]))
+    low = draw(st.floats(-3, 3))
+    bounds = (low, low + draw(st.floats(0.1, 4)))
+    scale = draw(st.sampled_from([0.1, 1.0, 50.0]))
+    features = math.prod(shape)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        model[-1].weight.mul_(scale)  # type: ignore[union-attr, operator]
+        x = bounds[0] + (bounds[1] - bounds[0]) * torch.rand(12, *shape)
+        x = x.clamp(*bounds)
+        y = model(x).argmax(1)
+    y[0] = (y[0] + 1) % 3
+    return model, x, y, bounds
+
+
+@law
+@given(problems(), st.sampled_from(sorted(ATTACKS)), st.floats(1e-3, 2), st.integers(1, 3))
+def test_no_result_leaves_its_ball_or_box(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], name: str, epsilon: float, restarts: int
+) -> None:
+    model, x, y, bounds = problem
+    result = attack(model, x, y, ATTACKS[name](epsilon), loss=LOSS, bounds=bounds, restarts=restarts)
+    away = (result.zeta - x).flatten(1)
+    size = away.norm(dim=1) if name.endswith("-l2") else away.abs().amax(1)
+    assert (size <= epsilon + 1e-5).all()
+    assert ((result.zeta >= bounds[0]) & (result.zeta <= bounds[1])).all()
+    assert torch.equal(result.fooled, errs(model, result.zeta, y))
+    assert result.discarded == 0
+
+
+@law
+@given(problems(), st.lists(st.sampled_from(sorted(ATTACKS)), min_size=1, max_size=4, unique=True), st.data())
+def test_the_worst_is_at_least_each_and_never_falls(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], names: list[str], data: st.DataObject
+) -> None:
+    model, x, y, bounds = problem
+    grid = data.draw(st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0]), min_size=1, max_size=4, unique=True))
+    found = evaluate(model, Samples(x, y), loss=LOSS, bounds=bounds, attacks=names, epsilons=grid)
+    for worst, alike in (
+        ("worst", [name for name in names if not name.endswith("-l2")]),
+        ("worst-l2", [name for name in names if name.endswith("-l2")]),
+    ):
+        if not alike:
+            continue
+        curve = [found.error(worst, epsilon) for epsilon in sorted(grid)]
+        assert curve == sorted(curve)
+        assert curve[0] >= found.clean
+        for name in alike:
+            assert all(found.error(worst, epsilon) >= found.error(name, epsilon) for epsilon in grid)
+
+
+@law
+@given(problems(), st.floats(1e-3, 1), st.integers(1, 30))
+def test_random_search_stays_in_ball_and_box_and_never_does_less_harm_than_its_start(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], epsilon: float, queries: int
+) -> None:
+    model, x, _, bounds = problem
+    seen: list[Tensor] = []
+
+    def harm(zeta: Tensor, chosen: Tensor) -> Tensor:
+        with torch.no_grad():
+            found = model(zeta)[:, 0] - 100  # never above zero, so nobody stops early
+        assert torch.equal(chosen, torch.arange(len(x)))
+        seen.append(found)
+        return found
+
+    zeta = random_squares(harm, x, epsilon, queries, bounds)
+    assert len(seen) == queries
+    with torch.no_grad():
+        assert torch.allclose(model(zeta)[:, 0] - 100, torch.stack(seen).amax(0), atol=1e-4)
+    assert (zeta - x).abs().max() <= epsilon + 1e-6
+    assert ((zeta >= bounds[0]) & (zeta <= bounds[1])).all()

@@ -1,0 +1,113 @@
+"""Every trust check fires on a model built to trigger it, and all are silent on an honest one."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import rhobust
+from rhobust.data import DataSet, digits
+from rhobust.evaluate import Evaluation, evaluate
+from rhobust.models import build_model
+from rhobust.trust import CHECKS, falling
+
+LOSS = partial(cross_entropy, reduction="none")
+
+
+@cache
+def honest(method: str) -> nn.Module:
+    data = digits()
+    torch.manual_seed(0)
+    model = build_model("mlp", data.train.x.shape[1:], 10)
+    radius = {} if method == "erm" else {"radius": 2.0}
+    train = (data.train.x, data.train.y)
+    rhobust.fit(model, train, method=method, epochs=8, seed=0, bounds=data.bounds, **radius)  # type: ignore[arg-type]
+    return model.eval()
+
+
+class Misled(nn.Module):
+    """The honest model, value for value, whose gradient in x is multiplied by what `factor` says of x.
+
+    Pixels of the digits are multiples of 1/8: on the grid means at a sample, off it means somewhere else.
+    """
+
+    def __init__(self, factor: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.factor = honest("erm"), factor
+
+    def forward(self, x: Tensor) -> Any:
+        there = x.detach()
+        return self.model(there + self.factor(there) * (x - there))
+
+
+def on_the_grid(x: Tensor) -> Tensor:
+    return (8 * x == (8 * x).round()).flatten(1).all(1).to(x).reshape(-1, 1, 1, 1)
+
+
+class Saturated(nn.Module):
+    """The honest model, so sure of everything that cross-entropy has no slope left in single precision."""
+
+    def forward(self, x: Tensor) -> Any:
+        return 1000 * honest("erm")(x)
+
+
+def judged(model: nn.Module, data: DataSet) -> Evaluation:
+    return evaluate(model, data.test, loss=LOSS, bounds=data.bounds, attacks=["fgsm", "pgd"], epsilons=[0, 0.1, 0.2])
+
+
+def raised(model: nn.Module) -> set[str]:
+    return {flag.check for flag in judged(model, digits()).flags}
+
+
+@pytest.mark.parametrize("method", ["erm", "spgd", "spgda"])
+def test_an_honest_model_raises_no_flag(method: str) -> None:
+    assert judged(honest(method), digits()).flags == []
+
+
+def test_masked_gradients_raise_what_they_should() -> None:
+    """No gradient at all: the random search finds what PGD cannot, and freedom does not help."""
+    masked = raised(Misled(lambda x: torch.zeros(len(x), 1, 1, 1)))
+    assert masked == {"grows", "gradients", "white-box"}
+
+
+def test_saturated_logits_are_named() -> None:
+    flags = {flag.check: flag.message for flag in judged(Saturated(), digits()).flags}
+    assert "the logits are saturated" in flags["gradients"]
+
+
+def test_a_gradient_that_is_right_at_the_sample_only_lets_one_step_beat_forty() -> None:
+    assert "many-steps" in raised(Misled(lambda x: 2 * on_the_grid(x) - 1))
+
+
+def test_a_gradient_that_is_wrong_at_the_sample_only_is_overfitting_to_one_step() -> None:
+    """What catastrophic overfitting looks like: one step goes astray, a random start does not."""
+    assert raised(Misled(lambda x: 1 - 2 * on_the_grid(x))) == {"one-step"}
+
+
+def test_gradients_that_mislead_everywhere_lose_to_random_search() -> None:
+    assert {"white-box", "grows"} <= raised(Misled(lambda x: -torch.ones(len(x), 1, 1, 1)))
+
+
+def test_an_error_that_falls_as_the_ball_grows_is_flagged_and_chance_is_not() -> None:
+    fooled = torch.zeros(3, 400, dtype=torch.bool)
+    fooled[0, :100] = fooled[1, :140] = True
+    fooled[2, 20:140] = True  # twenty fewer, none more
+    flag = falling("pgd", [0.1, 0.2, 0.3], fooled)
+    assert flag is not None
+    assert (
+        flag.message
+        == "the error under pgd falls from 35.0 % at epsilon 0.2 to 30.0 % at 0.3: the attack is too weak there"
+    )
+    fooled[2, 140:152] = True  # twenty fewer, twelve more: a difference of two points
+    assert falling("pgd", [0.1, 0.2, 0.3], fooled) is None
+    assert falling("pgd", [0.3, 0.2, 0.1], fooled.flip(0)) is None  # the grid may come in any order
+
+
+def test_every_flag_is_a_known_check() -> None:
+    models = [Misled(lambda x: torch.zeros(len(x), 1, 1, 1)), Misled(lambda x: 2 * on_the_grid(x) - 1)]
+    models += [Misled(lambda x: 1 - 2 * on_the_grid(x))]
+    assert set().union(*(raised(model) for model in models)) == set(CHECKS)
