@@ -124,8 +124,10 @@ def _unlabeled(path: Path) -> Tensor:
             x = file["x"]
     except KeyError:
         raise DataError(f"{path} has no array x") from None
-    except (OSError, ValueError, EOFError) as problem:
+    except Exception as problem:  # zip, zlib and numpy's parser each fail in ways of their own on damaged bytes
         raise DataError(f"{path} cannot be read as an .npz file: {problem}") from None
+    if x.ndim < 2:
+        raise DataError(f"{path}: x must hold samples, (N, ...), not {x.shape}")
     return _samples(x, np.zeros(len(x), dtype=np.int64), path).x
 
 
@@ -145,6 +147,11 @@ def _show_transport(found: Transport) -> None:
             table.add_row(label, sizes, f"{estimate.value:.4g}", f"{estimate.error:.2g}")
     OUT.print(table)
     say(OUT, _verdict(found))
+    if found.error is None and found.samples[0] == found.samples[1]:
+        say(
+            OUT,
+            f"but if these are the same samples before and after, the drift is {found.value:.4g}, without any chance",
+        )
     say(OUT, "labels are not moved and not compared: the theory never moves them")
 
 
@@ -152,11 +159,11 @@ def _verdict(found: Transport) -> str:
     """What may be read from the numbers."""
     if found.comparison is None:
         return "too few samples to tell a drift from chance: the cost above holds both"
-    excess, baseline = found.comparison.excess, found.comparison.baseline
+    excess = found.comparison.excess
     if excess.value > 2 * excess.error:
         return (
-            f"rho to start from: {excess.value:.3g}, the excess; {baseline.value:.3g} of the cost is there without any "
-            "drift, because the samples are finite"
+            f"rho to start from: {excess.value:.4g}, the excess: right for a shift, too small for a drift that also "
+            "draws samples together, too large for one that scatters them"
         )
     if excess.value < -2 * excess.error:
         return (
