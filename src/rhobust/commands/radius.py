@@ -120,8 +120,8 @@ def _sample(word: str, data: str | None, load: Load) -> Tensor:
 def _unlabeled(path: Path) -> Tensor:
     """x of an .npz file, in the units that training would see; labels need not be there."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x = file["x"]
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            x = arrays["x"]
     except KeyError:
         raise DataError(f"{path} has no array x") from None
     except Exception as problem:  # zip, zlib and numpy's parser each fail in ways of their own on damaged bytes
