@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import math
 import os
 import tempfile
 import zlib
@@ -22,6 +24,7 @@ from rhobust.errors import DataError, LengthMismatch, TruncatedFile, WrongHash, 
 from rhobust.files import write_atomically
 
 _MAGIC = {1: 0x801, 3: 0x803}  # unsigned bytes in one dimension (labels) and in three (images)
+_LARGEST = 60000 * 28 * 28 + 16  # bytes of the largest published file; a gzip bomb is not unpacked further
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,19 @@ class Archive:
 
     def load(self, part: str, directory: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Images (N, 28, 28) and labels (N,) of `train` or `t10k`."""
-        images = self._array(f"{part}-images", 3, directory)
-        labels = self._array(f"{part}-labels", 1, directory)
+        try:
+            images = self._array(f"{part}-images", 3, directory)
+            labels = self._array(f"{part}-labels", 1, directory)
+        except OSError as problem:
+            raise DataError(f"{self.name} cannot be read or kept: {problem}") from None
         if len(images) != len(labels):
             raise LengthMismatch(f"{self.name}: {len(images)} {part} images and {len(labels)} labels; they must match")
         return images, labels
 
     def _array(self, part: str, dimensions: int, directory: Path | None) -> NDArray[np.uint8]:
         path = self._find(part, dimensions, directory)
-        content = decompressed(path)
+        with path.open("rb") as file:
+            content = decompressed(file.read(_LARGEST + 1), path)
         array = parse_idx(content, dimensions, path)
         if hashlib.sha256(content).hexdigest() != self.hashes[part]:
             raise WrongHash(f"{path} is not the published {self.name} {part}: its SHA-256 differs; replace the file")
@@ -54,7 +61,7 @@ class Archive:
         places = [folder / self.name for folder in (directory, cache()) if folder is not None]
         for place in places:
             for candidate in (place / name, place / f"{name}.gz"):
-                if candidate.exists():
+                if candidate.is_file():
                     return candidate
         return self._download(part, f"{name}.gz", places)
 
@@ -63,9 +70,9 @@ class Archive:
         for mirror in self.mirrors:
             try:
                 content = fetch(mirror + name)
-                if hashlib.sha256(gzip.decompress(content)).hexdigest() != self.hashes[part]:
+                if hashlib.sha256(decompressed(content, mirror + name)).hexdigest() != self.hashes[part]:
                     raise ValueError("what came is not the published file")
-            except (ImportError, OSError, ValueError, EOFError, zlib.error) as problem:
+            except (ImportError, OSError, ValueError) as problem:
                 problems.append(f"{mirror}: {type(problem).__name__}")
                 continue
             target = cache() / self.name / name
@@ -95,15 +102,18 @@ def fetch(address: str) -> bytes:
         return Path(path).read_bytes()
 
 
-def decompressed(path: Path) -> bytes:
-    """The bytes of a file, gzipped or not."""
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise TruncatedFile(f"{path} is damaged: its compression breaks off ({problem}); replace the file") from None
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem}") from None
+def decompressed(content: bytes, source: Path | str) -> bytes:
+    """Bytes, gzipped or not, as the file they stand for; `source` names them in errors."""
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_LARGEST + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            raise TruncatedFile(
+                f"{source} is damaged: its compression breaks off ({problem}); replace the file"
+            ) from None
+    if len(content) > _LARGEST:
+        raise DataError(f"{source} is too long: no published file has more than {_LARGEST} bytes; replace the file")
+    return content
 
 
 def parse_idx(content: bytes, dimensions: int, path: Path) -> NDArray[np.uint8]:
@@ -118,7 +128,9 @@ def parse_idx(content: bytes, dimensions: int, path: Path) -> NDArray[np.uint8]:
     magic, *sizes = (int(number) for number in np.frombuffer(content[:head], dtype=">u4"))
     if magic != _MAGIC[dimensions]:
         raise WrongMagic(f"{path} starts with {magic:#010x}, not {_MAGIC[dimensions]:#010x}: not the IDX file meant")
-    expected = int(np.prod(sizes, dtype=np.int64))
+    expected = math.prod(sizes)
+    if expected == 0:
+        raise TruncatedFile(f"{path} says that it holds no values ({' x '.join(map(str, sizes))}); replace the file")
     if len(content) - head != expected:
         kind = "ends early" if len(content) - head < expected else "is too long"
         raise TruncatedFile(f"{path} {kind}: {len(content) - head} values where {expected} are meant; replace the file")

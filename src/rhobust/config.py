@@ -187,11 +187,22 @@ class Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """A flat TOML file of settings."""
     try:
-        return tomllib.loads(path.read_text())
+        return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError([f"{path} does not exist"]) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, ValueError) as problem:
         raise ConfigError([f"{path} cannot be read: {problem}"]) from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """TOML; a ValueError says what is not. Its whole numbers have 64 bits, which Python does not insist on."""
+    try:
+        settings = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are nested too deep") from None
+    if large := [key for key, value in settings.items() if isinstance(value, int) and not -(2**63) <= value < 2**63]:
+        raise ValueError(f"{', '.join(large)}: a whole number must fit 64 bits")
+    return settings
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -205,11 +216,12 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         raise ConfigError(wrong)
     parsed: dict[str, Any] = {}
     for word in overrides:
-        key, value = word.split("=", 1)
+        key, text = word.split("=", 1)
         try:
-            parsed[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key] = value
+            ((_, value),) = _parsed(f"value = {text}").items()  # more than one: there was a line break in the text
+        except ValueError:
+            value = text
+        parsed[key] = value
     return parsed
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -26,6 +28,10 @@ _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
 _PIXELS = (-1.0, 1.0)
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+_IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+_ARRAYS = ("x", "y", "x_test", "y_test", "bounds")
+# A small file that unpacks into a large one is a bomb: real data shrink by far less, a run of zeros a thousandfold.
+_UNPACKS_TO, _UNPACKS_BY = 2**28, 200
 
 
 @dataclass(frozen=True)
@@ -79,19 +85,16 @@ def from_npz(path: Path) -> DataSet:
     """A file with x (N, ...) and y (N,), and, if it has a test set of its own, x_test and y_test.
 
     Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they are, within `bounds` from the file or
-    within their own range. Without a test set, a fifth is held out.
+    within their own range. Without a test set, a fifth is held out. Other arrays in the file are not looked at.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as problem:
-        raise DataError(f"{path} cannot be read as an .npz file: {problem}") from None
-    missing = [name for name in ("x", "y") if name not in arrays]
+    arrays = _arrays(path)
+    needed = ("x", "y", "x_test", "y_test") if {"x_test", "y_test"} & arrays.keys() else ("x", "y")
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {', '.join(arrays) or 'none'}")
     bytes_ = arrays["x"].dtype == np.uint8
     whole = _samples(arrays["x"], arrays["y"], path)
-    if "x_test" in arrays and "y_test" in arrays:
+    if "x_test" in arrays:
         train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path)
         if train.x.shape[1:] != test.x.shape[1:]:
             raise DataError(f"{path}: samples of x are {arrays['x'].shape[1:]}, of x_test {arrays['x_test'].shape[1:]}")
@@ -100,31 +103,66 @@ def from_npz(path: Path) -> DataSet:
     low, high = float(min(train.x.min(), test.x.min())), float(max(train.x.max(), test.x.max()))
     bounds = _PIXELS if bytes_ else (low, high)
     if "bounds" in arrays:
-        lower, upper = (float(end) for end in arrays["bounds"].ravel()[:2])
-        bounds = (lower, upper)
-    if not (bounds[0] <= low and high <= bounds[1] and bounds[0] < bounds[1]):
+        ends = arrays["bounds"]
+        if ends.shape != (2,) or ends.dtype.kind not in "fiu":
+            raise DataError(f"{path}: bounds must be two numbers (lower, upper), not {ends.dtype} {ends.shape}")
+        bounds = (float(ends[0]), float(ends[1]))
+    lower, upper = torch.tensor(bounds, dtype=torch.float32).tolist()  # as x's own precision has them
+    if not (lower <= low and high <= upper and lower < upper):
         raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")
-    classes = 1 + int(max(train.y.max(), test.y.max()))
+    classes, samples = 1 + max(int(arrays[name].max()) for name in needed if name[0] == "y"), len(train) + len(test)
+    if classes > samples:
+        raise DataError(f"{path}: y holds the label {classes - 1} with {samples} samples in all; number classes from 0")
     return DataSet(str(path), train, test, bounds, classes)
 
 
-def from_folder(path: Path) -> DataSet:
-    """A folder with one folder of images for each class (in the order of their names); a fifth is held out."""
-    from PIL import Image, UnidentifiedImageError
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file that we know, each checked against its own header before it is unpacked."""
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in (name for name in _ARRAYS if f"{name}.npy" in archive.namelist()):
+                member = archive.getinfo(f"{name}.npy")
+                if member.file_size > max(_UNPACKS_TO, _UNPACKS_BY * path.stat().st_size):
+                    raise ValueError(f"{name} would unpack to {member.file_size} bytes")
+                with archive.open(member) as file:
+                    _check_header(file, member.file_size)
+                with archive.open(member) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+    except Exception as problem:  # zip, zlib and numpy's parser each fail in ways of their own on damaged bytes
+        raise DataError(f"{path} cannot be read as an .npz file: {str(problem) or type(problem).__name__}") from None
+    return arrays
 
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    files = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.iterdir())]
-    files = [(file, label) for file, label in files if file.suffix.lower() in _IMAGE_SUFFIXES]
-    if len(folders) < 2 or not files:
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    """Numpy makes room for what a header claims before it reads: refuse a claim that the bytes do not back."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"a header claims {dtype} {shape}, but {size - file.tell()} bytes follow")
+
+
+def from_folder(path: Path) -> DataSet:
+    """A folder with one folder of images for each class (in the order of their names); a fifth is held out.
+
+    Hidden files and folders, and files that are no images by their name, are passed over.
+    """
+    try:
+        folders = [folder for folder in _visible(path) if folder.is_dir()]
+        files = [(file, label) for label, folder in enumerate(folders) for file in _visible(folder)]
+        files = [(file, label) for file, label in files if file.suffix.lower() in _IMAGE_SUFFIXES and file.is_file()]
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem}") from None
+    if len(folders) < 2:
         raise DataError(f"{path} should hold one folder of images for each class, two or more; found {len(folders)}")
+    if empty := [str(folder) for label, folder in enumerate(folders) if label not in {label for _, label in files}]:
+        raise DataError(
+            f"no images ({', '.join(sorted(_IMAGE_SUFFIXES))}) in {', '.join(empty)}; add some or remove it"
+        )
     images: list[NDArray[np.uint8]] = []
     for file, _ in files:
-        try:
-            with Image.open(file) as image:
-                gray = image.mode in ("1", "L", "LA", "I;16", "I")
-                images.append(np.atleast_3d(np.asarray(image.convert("L" if gray else "RGB"))))
-        except (UnidentifiedImageError, OSError, ValueError) as problem:
-            raise DataError(f"{file} cannot be read as an image: {problem}") from None
+        images.append(_image(file))
         if images[-1].shape != images[0].shape:
             shapes = f"{images[-1].shape} and {files[0][0]} {images[0].shape}"
             raise DataError(f"images differ in size or color: {file} is {shapes} (height, width, channels)")
@@ -133,16 +171,40 @@ def from_folder(path: Path) -> DataSet:
     return DataSet(str(path), train, test, _PIXELS, classes=len(folders))
 
 
+def _visible(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _image(file: Path) -> NDArray[np.uint8]:
+    """Pixels (height, width, channels): one channel for gray, three for color."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=_IMAGE_FORMATS) as image:
+                if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255
+                    raise ValueError(f"more than 8 bits a channel (mode {image.mode}); save it with 8, or use an .npz")
+                return np.atleast_3d(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+    except Exception as problem:  # each decoder fails in ways of its own on damaged bytes
+        raise DataError(f"{file} cannot be read as an image: {str(problem) or type(problem).__name__}") from None
+
+
 def _samples(x: NDArray[Any], y: NDArray[Any], path: Path) -> Samples:
+    numbers = x.dtype.kind in "fiub" and y.dtype.kind in "iub"
+    if not (numbers and x.ndim > 1 and y.ndim == 1):
+        got = f"{x.dtype} {x.shape} and {y.dtype} {y.shape}"
+        raise DataError(f"{path}: x must be numbers (N, ...) and y whole numbers (N,), not {got}")
     if len(x) != len(y):
         raise LengthMismatch(f"{path}: x has {len(x)} samples and y has {len(y)}; they must match")
-    if len(x) < 2:
-        raise DataError(f"{path} holds {len(x)} samples; at least 2 are needed")
-    if x.dtype.kind not in "fiub" or y.dtype.kind not in "iub" or y.ndim != 1:
-        raise DataError(f"{path}: x must be numbers and y whole numbers (N,), not {x.dtype} and {y.dtype} {y.shape}")
-    tensor = _pixels(x) if x.dtype == np.uint8 else torch.from_numpy(x.astype(np.float32))
+    if len(x) < 2 or x.size == 0:
+        raise DataError(
+            f"{path} holds {len(x)} samples of shape {x.shape[1:]}; at least 2 with a number each are needed"
+        )
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        tensor = _pixels(x) if x.dtype == np.uint8 else torch.from_numpy(x.astype(np.float32))
     if not bool(tensor.isfinite().all()):
-        raise DataError(f"{path}: x holds NaN or infinite values; clean the data")
+        raise DataError(f"{path}: x holds NaN or infinite values (in 32 bits); clean the data")
     if int(y.min()) < 0:
         raise DataError(f"{path}: y holds the label {int(y.min())}; labels count from 0")
     return Samples(tensor, torch.from_numpy(y.astype(np.int64)))
@@ -169,8 +231,11 @@ DATA: dict[str, Callable[[Path | None], DataSet]] = {
 def data_problem(name: str) -> str | None:
     """What is wrong with the name or path of a data set, if anything that can be told without loading it."""
     path = Path(name)
-    if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
-        return None
+    try:
+        if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+            return None
+    except OSError as problem:  # a folder on the way that may not be entered, a name too long
+        return f"data set '{name}' cannot be looked for: {problem.strerror}"
     return f"{unknown('data set', name, DATA)}, or the path of an .npz file or of a folder of images per class"
 
 

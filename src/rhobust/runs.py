@@ -40,6 +40,9 @@ except ImportError:  # Windows has no such lock; there the user must take care
 _KEPT_CHECKPOINTS = 3
 
 
+# What a checkpoint holds besides its digest.
+_CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
+
 _LOCK = ".lock"
 
 
@@ -117,11 +120,18 @@ class Run:
             file.write(line)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every logged step."""
+        """Every logged step, as `Record` has it."""
         if not self.metrics_path.exists():
             return []
-        lines = self.metrics_path.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # a line without its newline was cut off by a crash
+        lines = self.metrics_path.read_bytes().split(b"\n")
+        records = [_record(line) for line in lines[:-1]]  # a line without its newline was cut off by a crash
+        sound = [record for record in records if record is not None]
+        if len(sound) < len(records):
+            raise RunError(
+                f"{self.metrics_path} is damaged in line {records.index(None) + 1}; put back the file as it was, or "
+                f"train again: rhobust train --config {self.config_path} --out DIRECTORY"
+            )
+        return sound
 
     def summary(self) -> str:
         """Steps, loss, gamma, and E[c] over the last epoch, in one line."""
@@ -153,17 +163,19 @@ class Run:
         for path in reversed(self._checkpoint_paths()):
             try:
                 saved = read_state(path)
+                if {key: type(value) for key, value in saved.items()} != _CHECKPOINT:
+                    raise RunError(f"{path} is not a checkpoint")
             except RunError as problem:
                 warn(f"{problem}; looking for one before it")
                 continue
-            if saved["config"] != self.config_path.read_text():
+            if saved["config"] != self.config_path.read_text(errors="replace"):
                 raise RunError(
                     f"{self.config_path} was changed since the run started; put it back, or start a new run with it: "
                     f"rhobust train --config {self.config_path} --out DIRECTORY"
                 )
             self._cut_metrics(saved["metrics_size"])
             return saved["step"], saved["state"]
-        if self.metrics():
+        if self.metrics_path.exists() and self.metrics_path.stat().st_size:
             warn(f"{self.path} has no usable checkpoint; starting again from step 0")
         self._cut_metrics(0)
         return 0, None
@@ -195,6 +207,19 @@ class Run:
 
     def _checkpoint_paths(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of the metrics; none where it is not the JSON of a `Record`."""
+    try:
+        record = json.loads(line)
+        numbers = asdict(Record(**record))
+        if numbers["accuracy"] is None:
+            del numbers["accuracy"]
+        sound = all(math.isfinite(number) for number in numbers.values())
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    return record if sound else None
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Size, Tensor, nn
 
 from rhobust.config import Config
@@ -35,8 +36,10 @@ def load(path: str | Path) -> TrainedModel:
     run = Run.find(Path(path))
     config, state = run.config(), run.trained()
     try:
-        model = build_model(config.model, Size(state["shape"]), state["classes"])
-        model.load_state_dict(state["model"])
-        return TrainedModel(model, config, state["gamma"], state["bounds"])
-    except (RuntimeError, KeyError) as problem:
+        with torch.device("meta"):  # no room is made for what the file may claim, and no random number is drawn
+            model = build_model(config.model, Size(state["shape"]), state["classes"])
+        model.load_state_dict(state["model"], assign=True)
+        lower, upper = state["bounds"]
+        return TrainedModel(model, config, float(state["gamma"]), (float(lower), float(upper)))
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
