@@ -15,6 +15,7 @@ from rhobust.commands.demo import demo
 from rhobust.commands.evaluate import evaluate
 from rhobust.commands.methods import methods
 from rhobust.commands.radius import radius
+from rhobust.commands.report import report
 from rhobust.commands.shared import OUT
 from rhobust.commands.train import train
 from rhobust.errors import RhobustError
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, certify, audit, radius, methods, demo):
+for command in (train, evaluate, certify, audit, radius, report, methods, demo):
     app.command()(command)
 
 

@@ -1,0 +1,179 @@
+"""A report: what was trained, what was measured of it, and whether the numbers may be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import rhobust
+from rhobust.config import Config
+from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.measurements import (
+    Done,
+    Kind,
+    Measurement,
+    Subject,
+    kept,
+    measure_certificates,
+    measure_errors,
+    measure_shifts,
+)
+from rhobust.report_rows import Entry, Row, rows_of
+from rhobust.runs import Run
+
+# Strongest first: the attack whose errors lead the report is the first of these that was measured.
+_STRONGEST = ("worst", "pgd", "ifgsm", "fgsm")
+_MOST_CERTIFIED = 200
+COMPARABLE = ("same data", "same samples", "same settings")
+"""Checks across rows, beside those that each evaluation makes of itself (`trust.CHECKS`)."""
+_MEASURES: dict[Kind, Callable[[Subject, int], Measurement]] = {
+    "evaluation": lambda subject, samples: measure_errors(subject, samples=samples),
+    "shifts": lambda subject, samples: measure_shifts(subject, samples=samples),
+    "certificates": lambda subject, samples: measure_certificates(subject, samples=min(samples, _MOST_CERTIFIED)),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A reason not to trust, or not to compare, numbers of some rows."""
+
+    where: str
+    check: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows, one for each method and its settings."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Every run."""
+        return [entry for row in self.rows for entry in row.entries]
+
+    @property
+    def data(self) -> list[str]:
+        """Names of the data that runs were trained and measured on."""
+        return list(dict.fromkeys(entry.config.data for entry in self.entries))
+
+    def shared(self) -> dict[str, Any]:
+        """The settings that all rows have in common."""
+        first, *others = [row.first.settings for row in self.rows]
+        return {k: v for k, v in first.items() if k != "seed" and all(s.get(k) == v for s in others)}
+
+    def grid(self) -> dict[str, list[float]]:
+        """Every attack that was measured with its epsilons, in order; zero, the clean error, included."""
+        found: dict[str, set[float]] = {}
+        for entry in self.entries:
+            for cell in (entry.result("evaluation") or {}).get("attacked", []):
+                found.setdefault(cell["attack"], set()).add(cell["epsilon"])
+        worst_first = sorted(found, key=lambda attack: not attack.startswith("worst"))
+        return {attack: sorted(found[attack]) for attack in worst_first}
+
+    def strongest(self) -> str | None:
+        """The attack that leads the report."""
+        grid = self.grid()
+        return next((name for name in (*_STRONGEST, *grid) if name in grid and name != "wasserstein"), None)
+
+    def middle(self) -> tuple[str, float] | None:
+        """The leading attack at an epsilon in the middle of its grid: where methods differ most."""
+        attack = self.strongest()
+        sizes = [epsilon for epsilon in self.grid()[attack] if epsilon] if attack else []
+        return (attack, sizes[(len(sizes) - 1) // 2]) if attack and sizes else None
+
+    def ranked(self) -> list[Row]:
+        """Rows by their error there, the best first; those without one last."""
+        where = self.middle()
+
+        def error(row: Row) -> float:
+            found = row.spread(lambda entry: entry.error(*where)) if where else None
+            return found.mean if found else math.inf
+
+        return sorted(self.rows, key=error)
+
+    def shifts(self) -> list[str]:
+        """Every shift that was measured."""
+        named = (one["shift"] for entry in self.entries for one in (entry.result("shifts") or {}).get("shifted", []))
+        return list(dict.fromkeys(named))
+
+    def flags(self) -> list[Flag]:
+        """What the evaluations and audits say against themselves, and what speaks against comparing them."""
+        found = []
+        for row in self.rows:
+            for entry in row.entries:
+                where = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
+                for made in entry.measured.values():
+                    found += [Flag(where, flag["check"], flag["message"]) for flag in made.result.get("flags", [])]
+        return self._incomparable() + found
+
+    def _incomparable(self) -> list[Flag]:
+        """Settings of the measurements in which rows differ."""
+        found = []
+        if len(self.data) > 1:
+            found.append(
+                Flag("all rows", "same data", f"rows were trained and measured on {' and on '.join(self.data)}")
+            )
+        for kind in get_args(Kind):
+            made = [
+                (row.name, entry.measured[kind]) for row in self.rows for entry in row.entries if kind in entry.measured
+            ]
+            asked = [(name, {**one.settings, "samples": one.result.get("samples")}) for name, one in made]
+            for key in dict.fromkeys(key for _, settings in asked for key in settings):
+                values: dict[str, dict[str, None]] = {}
+                for name, settings in asked:
+                    values.setdefault(json.dumps(settings.get(key)), {})[name] = None
+                if len(values) > 1:
+                    each = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
+                    check = "same samples" if key == "samples" else "same settings"
+                    found.append(Flag("all rows", check, f"{kind}: rows were measured with different {key}: {each}"))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number, run by run, with the rows they make."""
+        return {
+            "rhobust": rhobust.__version__,
+            "flags": [asdict(flag) for flag in self.flags()],
+            "rows": [{"name": row.name, "runs": [entry.to_json() for entry in row.entries]} for row in self.rows],
+        }
+
+
+def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None) -> Report:
+    """A report on finished runs. What was not measured of them yet is measured now and kept in their directories.
+
+    That uses the first `samples` test samples, certificates at most 200 of them.
+    """
+    runs = [Run.find(path) for path in paths]
+    gammas = [run.trained()["gamma"] for run in runs]  # one that is not finished is refused before any work
+    found = list(zip(runs, [run.config() for run in runs], gammas, strict=True))
+    known: dict[str, Run] = {}
+    twice = []
+    for run, config, _ in found:
+        if (other := known.setdefault(config.to_toml(), run)) is not run:
+            twice.append(f"{run.path} and {other.path} are the same run: equal settings, equal seed")
+    if twice:
+        raise ConfigError(twice)
+    return Report(rows_of([_entry(run, config, gamma, samples, done) for run, config, gamma in found]))
+
+
+def _entry(run: Run, config: Config, gamma: float, samples: int, done: Done | None) -> Entry:
+    measured = {kind: made for kind in get_args(Kind) if (made := kept(run, kind)) is not None}
+    refused: dict[Kind, str] = {}
+    missing = [kind for kind in _MEASURES if kind not in measured]
+    if missing:
+        subject = Subject.of(run)
+        for kind in missing:
+            if done:
+                done(f"{run.path}: {kind}")
+            try:
+                measured[kind] = _MEASURES[kind](subject, samples)
+            except (Refused, DataError) as reason:
+                refused[kind] = str(reason)
+    environment = json.loads((run.path / "environment.json").read_text())
+    price = gamma if config.make_method().maximizer.penalized else None
+    return Entry(run, config, environment, run.metrics(), price, measured, refused)

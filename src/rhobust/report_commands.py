@@ -1,0 +1,76 @@
+"""The commands that make a report's numbers again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhobust.config import Config, parse_overrides
+from rhobust.measurements import Kind
+from rhobust.report import Report
+from rhobust.report_rows import Entry
+
+_COMMANDS: dict[Kind, str] = {
+    "evaluation": "evaluate",
+    "shifts": "evaluate",
+    "certificates": "certify",
+    "audit": "audit",
+}
+# What a reader looks for first is said even where it is the default.
+_ALWAYS = ("data", "model", "method")
+
+
+def commands(entry: Entry) -> list[str]:
+    """Train the run again and measure what was measured, in a shell."""
+    return [training(entry), *(_measuring(entry, kind) for kind in _COMMANDS if kind in entry.measured)]
+
+
+def training(entry: Entry) -> str:
+    """`rhobust train` with every setting that is not the default."""
+    config = entry.config
+    radius = {} if config.radius is None else {"radius": config.radius}
+    plain = Config.resolve({"method": config.method, "threads": 1}, radius)
+    usual = {key: getattr(plain, key) for key in plain.known()} | plain.knobs
+    # Sums depend on the device and the threads, and their defaults on the machine.
+    usual |= {"radius": None, "device": None, "threads": None}
+    own = {key: value for key, value in entry.settings.items() if key in _ALWAYS or value != usual[key]}
+    return shlex.join(["rhobust", "train", "--out", str(entry.run.path), *(_word(key, own[key]) for key in own)])
+
+
+def reporting(report: Report, out: Path, form: str) -> str:
+    """`rhobust report` on the same runs."""
+    words = [str(entry.run.path) for entry in report.entries] + ["--out", str(out)]
+    words += [] if out.suffix == f".{form}" else ["--format", form]
+    return shlex.join(["rhobust", "report", *words])
+
+
+def _measuring(entry: Entry, kind: Kind) -> str:
+    made = entry.measured[kind]
+    asked = {**made.settings, "samples": made.result["samples"]}
+    if kind == "shifts":
+        asked = {"attacks": []} | asked  # none but the shifts
+    words = [(f"--{key}", _value(value)) for key, value in asked.items() if (key, value) != ("budgets", [])]
+    return shlex.join(["rhobust", _COMMANDS[kind], str(entry.run.path), *(part for word in words for part in word)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(_value(item) for item in value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _word(key: str, value: Any) -> str:
+    """key=value as `rhobust train` reads it back.
+
+    >>> _word("radius", 2.0), _word("cost", "lp:1.5"), _word("random_start", True), _word("data", "7")
+    ('radius=2.0', 'cost=lp:1.5', 'random_start=true', 'data="7"')
+    """
+    if isinstance(value, bool):
+        return f"{key}={str(value).lower()}"
+    word = f"{key}={value}"
+    if isinstance(value, str) and parse_overrides([word]) != {key: value}:
+        return f"{key}={json.dumps(value)}"
+    return word

@@ -1,0 +1,146 @@
+"""A report as a page: HTML in one file, Markdown, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+import rhobust
+from rhobust import report_figures as figures
+from rhobust import report_tables as tables
+from rhobust.report import COMPARABLE, Report
+from rhobust.report_commands import commands, reporting
+from rhobust.report_examples import examples
+from rhobust.report_tables import Table
+from rhobust.trust import CHECKS
+
+# What it means that a check passed, in words.
+_PASSED = {
+    "grows": "errors grow with epsilon",
+    "many-steps": "many steps find no less than one",
+    "one-step": "one step does not miss most of what many find",
+    "gradients": "the loss has a slope to climb",
+    "white-box": "a blind search does not beat the gradients",
+    "same data": "all rows on the same data",
+    "same samples": "on the same samples",
+    "same settings": "by the same attacks",
+}
+
+
+def to_html(report: Report, out: Path) -> str:
+    """One file that needs no other and no network."""
+    template = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(files("rhobust").joinpath("templates/report.html").read_text())
+    charts = {
+        "errors": figures.error_curves(report),
+        "trajectories": figures.trajectories(report),
+        "certificates": figures.certificate_curves(report),
+        "shifts": figures.shift_charts(report),
+    }
+    common, own = tables.settings(report)
+    return template.render(
+        version=rhobust.__version__,
+        title=_title(report),
+        report=report,
+        summary=tables.summary(report),
+        facts=tables.facts(report),
+        learning=[row for row in report.rows if row.first.config.make_method().robust],
+        attack=report.strongest(),
+        flags=report.flags(),
+        passed=_passed(),
+        swatches={name: Markup(svg) for name, svg in figures.swatches(report).items()},
+        charts={part: [(chart.title, Markup(chart.svg)) for chart in drawn] for part, drawn in charts.items()},
+        headline=tables.headline(report),
+        attacks=tables.every_attack(report),
+        certificates=tables.certificates(report),
+        shifts=tables.every_shift(report),
+        audits=tables.audits(report),
+        common=common,
+        own=own,
+        environments=tables.environments(report),
+        refused=_refused(report),
+        examples=examples(report),
+        commands=[(row, [commands(entry) for entry in row.entries]) for row in report.rows],
+        again=reporting(report, out, "html"),
+    )
+
+
+def to_markdown(report: Report, out: Path) -> str:
+    """The same tables and flags, without figures."""
+    flags = [f"- **{_plain(f.check)}** ({_plain(f.where)}): {_plain(f.message)}" for f in report.flags()]
+    common, own = tables.settings(report)
+    attacked = [part for table in tables.every_attack(report) for part in ("", *_markdown(table))]
+    sections: list[tuple[str, list[str]]] = [
+        ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed()}."]),
+        ("Errors", _markdown(tables.headline(report))),
+        ("Every attack", attacked),
+        ("Shifts", _markdown(tables.every_shift(report))),
+        ("Certificates", _markdown(tables.certificates(report))),
+        ("Referee", _markdown(tables.audits(report))),
+        ("Left out", [f"- {_plain(line)}" for line in _refused(report)]),
+        ("What was trained", [*_markdown(common), "", *_markdown(own), "", *_markdown(tables.environments(report))]),
+        ("Again", ["```sh", *_script(report, out, "md"), "```"]),
+    ]
+    head = [f"# {_plain(_title(report))}", "", _plain(tables.facts(report)), "", _plain(tables.summary(report))]
+    body = [line for name, lines in sections if lines for line in ("", f"## {name}", "", *lines)]
+    return "\n".join([*head, *body]) + "\n"
+
+
+def to_json(report: Report, out: Path) -> str:
+    """Every number, and the commands that make them."""
+    content = report.to_json() | {"commands": _script(report, out, "json")}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Report, Path], str]] = {"html": to_html, "md": to_markdown, "json": to_json}
+"""The forms of a report; each is also the suffix of its file."""
+
+
+def _title(report: Report) -> str:
+    return f"Robustness report: {', '.join(report.data)}"
+
+
+def _passed() -> str:
+    return "; ".join(_PASSED.get(check, check) for check in (*CHECKS, *COMPARABLE))
+
+
+def _refused(report: Report) -> list[str]:
+    return [
+        f"{row.name}: no {kind}, since {reason}"
+        for row in report.rows
+        for entry in row.entries
+        for kind, reason in entry.refused.items()
+    ]
+
+
+def _script(report: Report, out: Path, form: str) -> list[str]:
+    return [*(line for entry in report.entries for line in commands(entry)), reporting(report, out, form)]
+
+
+def _markdown(table: Table | None) -> list[str]:
+    if table is None:
+        return []
+    lines = [
+        [line.head, *(f"**{cell.text}**" if cell.best else cell.text for cell in line.cells)] for line in table.lines
+    ]
+    rule = ["---", *["---:"] * (len(table.columns) - 1)]
+    return [
+        f"{table.caption}:",
+        "",
+        *(f"| {' | '.join(map(_plain, line))} |" for line in (table.columns, rule, *lines)),
+    ]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes as it is: no markup, no cell or line ends.
+
+    >>> _plain("a|b <script>")
+    'a\\\\|b &lt;script>'
+    """
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())

@@ -1,0 +1,148 @@
+"""The rows of a report: a run with its measurements, and runs that differ in their seed only as one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rhobust.config import Config
+from rhobust.measurements import Kind, Measurement
+from rhobust.runs import Run, rho_eff
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run with everything that was measured of it."""
+
+    run: Run
+    config: Config
+    environment: dict[str, Any]
+    records: list[dict[str, Any]]
+    gamma: float | None
+    """The price of transport at the end; none where the method has no price."""
+    measured: dict[Kind, Measurement]
+    refused: dict[Kind, str]
+    """Why something could not be measured."""
+
+    @property
+    def rho_eff(self) -> float:
+        """E c over the last epoch."""
+        return rho_eff(self.records)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting that has a value, the method's knobs too."""
+        every = {key: getattr(self.config, key) for key in self.config.known()} | self.config.knobs
+        return {key: value for key, value in every.items() if value is not None}
+
+    def result(self, kind: Kind) -> dict[str, Any] | None:
+        """The numbers of one kind."""
+        return self.measured[kind].result if kind in self.measured else None
+
+    def error(self, attack: str, epsilon: float) -> float | None:
+        """One attacked error."""
+        for cell in (self.result("evaluation") or {}).get("attacked", []):
+            if (cell["attack"], cell["epsilon"]) == (attack, epsilon):
+                return float(cell["error"])
+        return None
+
+    def shifted(self, shift: str) -> float | None:
+        """Mean error under one shift, over its severities."""
+        found = [one["error"] for one in (self.result("shifts") or {}).get("shifted", []) if one["shift"] == shift]
+        return statistics.fmean(found) if found else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; an infinite setting is the text 'inf'."""
+        settings = {key: str(v) if isinstance(v, float) and math.isinf(v) else v for key, v in self.settings.items()}
+        return {
+            "run": str(self.run.path),
+            "settings": settings,
+            "environment": self.environment,
+            "gamma": self.gamma,
+            "rho_eff": self.rho_eff,
+            **{kind: made.to_json() for kind, made in self.measured.items()},
+            "refused": self.refused,
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number for every seed: their mean, and half of what lies between the highest and the lowest.
+
+    >>> Spread((0.2, 0.3)).text(lambda error: f"{100 * error:.1f}")
+    '25.0 ± 5.0'
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def half(self) -> float:
+        """(highest - lowest) / 2."""
+        return (max(self.values) - min(self.values)) / 2
+
+    def text(self, show: Callable[[float], str]) -> str:
+        """mean ± half, the latter only where there are several seeds."""
+        return show(self.mean) + (f" ± {show(self.half)}" if len(self.values) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed only."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def first(self) -> Entry:
+        """The run of the lowest seed."""
+        return self.entries[0]
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.first.config.method
+
+    def spread(self, pick: Callable[[Entry], float | None]) -> Spread | None:
+        """A number of every seed; none where a seed lacks it."""
+        values = [pick(entry) for entry in self.entries]
+        known = tuple(value for value in values if value is not None)
+        return Spread(known) if len(known) == len(values) else None
+
+
+def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:
+    """Runs that are the same but for their seed, together; rows in the order in which runs were given."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(replace(entry.config, seed=0).to_toml(), []).append(entry)
+    rows = [tuple(sorted(group, key=lambda entry: entry.config.seed)) for group in groups.values()]
+    return tuple(Row(_name(row[0], [other[0] for other in rows]), row) for row in rows)
+
+
+def _name(entry: Entry, others: Sequence[Entry]) -> str:
+    """The method, and what sets this row apart from others of the same method."""
+    alike = [other.settings for other in others if other.config.method == entry.config.method]
+    apart = [
+        f"{key.replace('_', ' ')} {shown(value)}"
+        for key, value in entry.settings.items()
+        if key != "seed" and any(other.get(key) != value for other in alike)
+    ]
+    return ", ".join([entry.config.method, *apart])
+
+
+def shown(value: object) -> str:
+    """A setting as a reader wants it.
+
+    >>> shown(2.0), shown(True), shown("adam")
+    ('2', 'true', 'adam')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,245 @@
+"""The tables of a report, as text: every form of the report shows the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhobust.report import Report
+from rhobust.report_rows import Row, Spread, shown
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number, and whether it is the best of its column."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table; `row` where it speaks of a row of the report, so that its style can stand beside it."""
+
+    head: str
+    cells: list[Cell]
+    row: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, column heads (the first over the heads of the lines), and lines."""
+
+    caption: str
+    columns: list[str]
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A number of every row; the lowest is the best where `ranked`."""
+
+    head: str
+    pick: Callable[[Row], Spread | None]
+    show: Callable[[float], str]
+    ranked: bool = True
+
+
+def percent(error: float) -> str:
+    """A fraction in percent, without the sign."""
+    return f"{100 * error:.1f}"
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3g}"
+
+
+def attack_name(attack: str) -> str:
+    """As people write it.
+
+    >>> attack_name("pgd-l2"), attack_name("worst"), attack_name("wasserstein")
+    ('PGD-L2', 'worst', 'Wasserstein')
+    """
+    if attack.startswith("worst"):
+        return attack
+    return "Wasserstein" if attack == "wasserstein" else attack.upper()
+
+
+def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Column], compared: bool) -> Table:
+    lines = [Line(row.name, [], row.name) for row in rows]
+    for column in columns:
+        found = [column.pick(row) for row in rows]
+        # The best as shown: what the table does not tell apart is equally good.
+        means = [column.show(spread.mean) if spread else None for spread in found]
+        best = min((float(mean) for mean in means if mean is not None), default=None)
+        for line, spread, mean in zip(lines, found, means, strict=True):
+            leads = compared and column.ranked and len(rows) > 1 and mean is not None and float(mean) == best
+            line.cells.append(Cell(spread.text(column.show) if spread else MISSING, leads))
+    return Table(caption, [first, *(column.head for column in columns)], lines)
+
+
+def _clean(row: Row) -> Spread | None:
+    return row.spread(lambda entry: (entry.result("evaluation") or {}).get("clean"))
+
+
+def attacked(row: Row, attack: str, epsilon: float) -> Spread | None:
+    """The error of a row under an attack."""
+    return row.spread(lambda entry: entry.error(attack, epsilon))
+
+
+def shifted(row: Row, shift: str | None = None) -> Spread | None:
+    """The mean error of a row under a shift; without one, over all shifts."""
+    if shift is not None:
+        return row.spread(lambda entry: entry.shifted(shift))
+    return row.spread(lambda entry: (entry.result("shifts") or {}).get("mean"))
+
+
+def _error(head: str, attack: str, epsilon: float) -> _Column:
+    return _Column(head, lambda row: attacked(row, attack, epsilon), percent)
+
+
+def headline(report: Report) -> Table:
+    """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
+    attack = report.strongest()
+    sizes = [epsilon for epsilon in report.grid()[attack] if epsilon] if attack else []
+    columns = [_Column("clean", _clean, percent)]
+    columns += [_error(f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
+    if report.shifts():
+        columns.append(_Column("shifted", shifted, percent))
+    columns += [
+        _Column("gamma", lambda row: row.spread(lambda entry: entry.gamma), number, ranked=False),
+        _Column("E[c]", lambda row: row.spread(lambda entry: entry.rho_eff), number, ranked=False),
+        _Column(
+            "rho", lambda row: Spread((row.first.config.radius,)) if row.first.config.radius else None, number, False
+        ),
+        _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
+    ]
+    return _table("Error in percent", "method", report.rows, columns, len(report.data) == 1)
+
+
+def every_attack(report: Report) -> list[Table]:
+    """Errors under every attack that was measured, a table for each."""
+    return [
+        _table(
+            f"Error in percent under {attack_name(attack)}, by {'budget' if attack == 'wasserstein' else 'epsilon'}",
+            "method",
+            report.rows,
+            [_error(f"{epsilon:g}", attack, epsilon) for epsilon in epsilons],
+            len(report.data) == 1,
+        )
+        for attack, epsilons in report.grid().items()
+    ]
+
+
+def every_shift(report: Report) -> Table | None:
+    """Mean error under every shift."""
+    columns = [_Column(shift, lambda row, shift=shift: shifted(row, shift), percent) for shift in report.shifts()]  # type: ignore[misc]
+    columns.append(_Column("mean", shifted, percent))
+    caption = "Mean error in percent over the severities of every shift"
+    return _table(caption, "method", report.rows, columns, len(report.data) == 1) if report.shifts() else None
+
+
+def certificates(report: Report) -> Table | None:
+    """Bound and attained worst loss at every radius."""
+    found = [one for entry in report.entries for one in (entry.result("certificates") or {}).get("certificates", [])]
+    radii = sorted({one["radius"] for one in found})
+
+    def at(row: Row, radius: float, key: str) -> list[str]:
+        every = [(entry.result("certificates") or {}).get("certificates", []) for entry in row.entries]
+        return [one[key] for certificates in every for one in certificates if one["radius"] == radius]
+
+    lines = []
+    for row in report.rows:
+        status = {word for radius in radii for word in at(row, radius, "status")}
+        cells = [Cell(" and ".join(sorted(status)) or MISSING)]
+        for radius in radii:
+            ends = [[float(one) for one in at(row, radius, key)] for key in ("attained", "bound")]
+            low, high = (number(sum(end) / len(end)) if end else MISSING for end in ends)
+            cells.append(Cell(low if low == high else f"{low} to {high}"))
+        lines.append(Line(row.name, cells, row.name))
+    columns = ["method", "status", *(f"rho {radius:g}" for radius in radii)]
+    return Table("Worst expected loss in the ball: attained to bound", columns, lines) if radii else None
+
+
+def audits(report: Report) -> Table | None:
+    """The referee's error beside ours, run by run, where there was one."""
+    made = [(row, entry, entry.result("audit")) for row in report.rows for entry in row.entries]
+    found = [(row, entry, result) for row, entry, result in made if result is not None]
+    attacks = list(dict.fromkeys(name for _, _, result in found for name in result["attacks"]))
+    lines = []
+    for row, entry, result in found:
+        cells = [f"{result['epsilon']:g}", str(result["samples"]), percent(result["ours"]), percent(result["referee"])]
+        cells += [percent(result["attacks"][name]) if name in result["attacks"] else MISSING for name in attacks]
+        head = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
+        lines.append(Line(head, [Cell(text) for text in cells], row.name))
+    columns = ["method", "epsilon", "samples", "ours", "referee", *(f"after {attack_name(name)}" for name in attacks)]
+    return Table("Error in percent: our worst attack, and the referee's", columns, lines) if found else None
+
+
+def settings(report: Report) -> tuple[Table, Table | None]:
+    """What all rows share, and what each has of its own."""
+    shared = report.shared()
+    common = Table("Settings that all rows share", ["setting", "value"], _pairs(shared))
+    lines = []
+    for row in report.rows:
+        own = {key: value for key, value in row.first.settings.items() if key not in shared and key != "seed"}
+        text = ", ".join(f"{key} {shown(value)}" for key, value in own.items() if key != "method")
+        seeds = ", ".join(str(entry.config.seed) for entry in row.entries)
+        lines.append(Line(row.name, [Cell(seeds), Cell(text or MISSING)], row.name))
+    return common, Table("Settings of each row", ["method", "seeds", "settings of its own"], lines)
+
+
+def environments(report: Report) -> Table:
+    """Where runs were trained and measured."""
+    done: dict[str, dict[str, int]] = {}
+    for entry in report.entries:
+        where: dict[str, dict[str, Any]] = {"training": entry.environment}
+        where |= {kind: made.environment for kind, made in entry.measured.items()}
+        for what, place in where.items():
+            counts = done.setdefault(json.dumps(place), {})
+            counts[what] = counts.get(what, 0) + 1
+    found = [(json.loads(text), counts) for text, counts in done.items()]
+    heads = [", ".join(f"{what} ({count})" for what, count in counts.items()) for _, counts in found]
+    keys = dict.fromkeys(key for place, _ in found for key in place)
+    lines = [Line(key, [Cell(shown(place.get(key) or MISSING)) for place, _ in found]) for key in keys]
+    return Table("Versions and hardware, and what was done there (how often)", ["", *heads], lines)
+
+
+def facts(report: Report) -> str:
+    """What was trained and on how much it was measured, in a line."""
+    shared = {key: value for key, value in report.shared().items() if key in ("data", "model", "epochs")}
+    parts = [
+        f"{len(report.rows)} rows from {len(report.entries)} runs",
+        *(f"{k} {shown(v)}" for k, v in shared.items()),
+    ]
+    counts = sorted(
+        {made.result["samples"] for e in report.entries for k, made in e.measured.items() if k == "evaluation"}
+    )
+    return " · ".join([*parts, f"measured on {' or '.join(map(str, counts))} test samples"])
+
+
+def _pairs(values: dict[str, object]) -> list[Line]:
+    return [Line(key.replace("_", " "), [Cell(shown(value))]) for key, value in values.items()]
+
+
+def summary(report: Report) -> str:
+    """The one sentence that the numbers bear out: who leads under attack, and what that costs on clean data."""
+    where, best = report.middle(), report.ranked()[0]
+    erm = next((row for row in report.rows if row.method == "erm"), best)
+    if where is None or len(report.rows) < 2 or len(report.data) > 1:
+        return ""
+    found = [attacked(best, *where), attacked(erm, *where), _clean(best), _clean(erm)]
+    errors = [spread.mean for spread in found if spread is not None]
+    if len(errors) < len(found):
+        return ""
+    attack = "the worst attack" if where[0] == "worst" else attack_name(where[0])
+    text = f"Under {attack} at epsilon {where[1]:g}, {best.name} has the lowest error, {percent(errors[0])} %"
+    if erm is best:
+        return f"{text}."
+    clean = f"on clean data it errs on {percent(errors[2])} %, erm on {percent(errors[3])} %"
+    return f"{text}, where erm, plain training, has {percent(errors[1])} %; {clean}."

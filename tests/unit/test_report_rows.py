@@ -1,0 +1,193 @@
+"""Rows, flags, tables and commands of a report, from entries made by hand."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhobust.config import Config, parse_overrides
+from rhobust.measurements import Kind, Measurement
+from rhobust.report import Report
+from rhobust.report_commands import commands, training
+from rhobust.report_page import to_markdown
+from rhobust.report_rows import Entry, Spread, rows_of
+from rhobust.report_tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
+from rhobust.runs import Run
+
+ASKED = {"attacks": ["pgd"], "epsilons": [0.0, 0.2], "budgets": [], "restarts": 1, "seed": 0}
+
+
+def evaluated(clean: float, pgd: float, samples: int = 50, asked: dict[str, Any] = ASKED, **more: Any) -> Measurement:
+    cells = [
+        {"attack": "pgd", "epsilon": epsilon, "error": error, "discarded": 0, "mean_cost": None}
+        for epsilon, error in ((0.0, clean), (0.2, pgd))
+    ]
+    return Measurement("", asked, {"torch": "2"}, {"samples": samples, "clean": clean, "attacked": cells} | more)
+
+
+def entry(measured: dict[Kind, Measurement] | None = None, path: str = "runs/a", **options: Any) -> Entry:
+    config = Config.resolve({"threads": 1, "device": "cpu"}, options)
+    records = [{"epoch": 0, "rho_eff": 9.0, "gamma": 1.0}, {"epoch": 1, "rho_eff": 2.0, "gamma": 0.5}]
+    penalized = config.make_method().maximizer.penalized
+    return Entry(Run(Path(path)), config, {"torch": "2"}, records, 0.5 if penalized else None, measured or {}, {})
+
+
+def report(*entries: Entry) -> Report:
+    return Report(rows_of(entries))
+
+
+def cells(table: Any, line: int) -> list[str]:
+    return [cell.text for cell in table.lines[line].cells]
+
+
+def test_seeds_are_one_row_and_everything_else_sets_rows_apart() -> None:
+    made = report(
+        entry(method="spgd", radius=2.0, seed=3),
+        entry(method="erm"),
+        entry(method="spgd", radius=2.0, seed=1),
+        entry(method="spgd", radius=6.0),
+        entry(method="wrm", gamma=0.3),
+    )
+    assert [row.name for row in made.rows] == ["spgd, radius 2", "erm", "spgd, radius 6", "wrm"]
+    assert [one.config.seed for one in made.rows[0].entries] == [1, 3]
+    common, own = settings(made)
+    assert {line.head for line in common.lines} >= {"data", "model", "epochs", "learning rate"}
+    assert own is not None
+    assert cells(own, 0)[0] == "1, 3"
+    assert "radius 2" in cells(own, 0)[1]
+    assert "gamma 0.3" in cells(own, 3)[1]
+    assert "epochs" not in cells(own, 0)[1]
+
+
+def test_a_row_is_the_mean_over_its_seeds_and_half_of_the_range() -> None:
+    made = report(
+        entry({"evaluation": evaluated(0.01, 0.2)}, method="erm"),
+        entry({"evaluation": evaluated(0.04, 0.3)}, method="erm", seed=1),
+        entry({"evaluation": evaluated(0.10, 0.6)}, method="erm", seed=2),
+        entry({"evaluation": evaluated(0.05, 0.1)}, method="spgd", radius=2.0),
+    )
+    table = headline(made)
+    assert table.columns == ["method", "clean", "PGD 0.2", "gamma", "E[c]", "rho", "seeds"]
+    assert cells(table, 0) == ["5.0 ± 4.5", "36.7 ± 20.0", MISSING, "2 ± 0", MISSING, "3"]
+    assert cells(table, 1) == ["5.0", "10.0", "0.5", "2", "2", "1"]
+    # As shown, the clean errors are equal: both are the best; only one is under attack. gamma has no best.
+    assert [[cell.best for cell in line.cells[:4]] for line in table.lines] == [
+        [True, False, False, False],
+        [True, True, False, False],
+    ]
+    said = summary(made)
+    assert "spgd has the lowest error, 10.0 %" in said
+    assert "has 36.7 %" in said
+    assert "on clean data it errs on 5.0 %, erm on 5.0 %" in said
+    assert facts(made) == "2 rows from 4 runs · data digits · model mlp · epochs 30 · measured on 50 test samples"
+    assert Spread((0.25,)).text(lambda value: f"{value:g}") == "0.25"
+
+
+def test_a_number_that_a_seed_lacks_is_missing_not_guessed() -> None:
+    made = report(entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"), entry(method="erm", seed=1))
+    assert cells(headline(made), 0)[:2] == [MISSING, MISSING]
+
+
+def test_no_best_across_different_data(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    made = report(
+        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
+        entry({"evaluation": evaluated(0.2, 0.3)}, method="erm", data=str(tmp_path / "other")),
+    )
+    assert not any(cell.best for line in headline(made).lines for cell in line.cells)
+    (flag,) = made.flags()
+    assert flag.check == "same data"
+    assert "digits and on" in flag.message
+
+
+def test_what_was_measured_differently_is_flagged() -> None:
+    other = ASKED | {"restarts": 3}
+    made = report(
+        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
+        entry({"evaluation": evaluated(0.1, 0.2, samples=20, asked=other)}, method="fgsm"),
+        entry({"evaluation": evaluated(0.1, 0.2)}, method="wrm"),
+    )
+    flags = {flag.check: flag.message for flag in made.flags()}
+    assert flags == {
+        "same settings": "evaluation: rows were measured with different restarts: 1 for erm, wrm; 3 for fgsm",
+        "same samples": "evaluation: rows were measured with different samples: 50 for erm, wrm; 20 for fgsm",
+    }
+    same = report(*(entry({"evaluation": evaluated(0.1, 0.2)}, method=name) for name in ("erm", "fgsm")))
+    assert same.flags() == []
+    assert "All checks passed: errors grow with epsilon;" in to_markdown(same, Path("r.md"))
+
+
+def test_flags_of_a_measurement_name_the_run_they_are_about() -> None:
+    against = [{"check": "gradients", "message": "the <b>gradients</b> | vanish"}]
+    made = report(
+        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
+        entry({"evaluation": evaluated(0.1, 0.2, flags=against)}, method="erm", seed=1),
+    )
+    assert [dataclasses.astuple(flag) for flag in made.flags()] == [
+        ("erm, seed 1", "gradients", "the <b>gradients</b> | vanish")
+    ]
+    page = to_markdown(made, Path("r.md"))
+    assert "- **gradients** (erm, seed 1): the &lt;b>gradients&lt;/b> \\| vanish" in page
+    assert "All checks passed" not in page
+
+
+def test_the_worst_attack_leads_where_it_was_measured() -> None:
+    one = evaluated(0.1, 0.2)
+    one.result["attacked"].append({"attack": "worst", "epsilon": 0.2, "error": 0.25})
+    made = report(entry({"evaluation": one}, method="erm"))
+    assert headline(made).columns[2] == "worst 0.2"
+    assert cells(headline(made), 0)[1] == "25.0"
+
+
+def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
+    def certified(low: float, high: float, status: str) -> Measurement:
+        found = {"radius": 1.0, "bound": high, "attained": low, "gamma": None, "rho_hat": 1.0, "status": status}
+        return Measurement("", {"radii": [1.0]}, {}, {"samples": 9, "certificates": [found]})
+
+    judged = {"epsilon": 0.2, "samples": 9, "ours": 0.2, "referee": 0.25, "attacks": {"apgd-ce": 0.25}, "flags": []}
+    made = report(
+        entry({"certificates": certified(1.0, 3.0, "proved")}, method="erm"),
+        entry({"certificates": certified(2.0, 4.0, "estimated")}, method="erm", seed=1),
+        entry({"audit": Measurement("", {"epsilon": 0.2}, {}, judged)}, method="fgsm"),
+    )
+    table, judgment = certificates(made), audits(made)
+    assert table is not None
+    assert judgment is not None
+    assert cells(table, 0) == ["estimated and proved", "1.5 to 3.5"]
+    assert cells(table, 1) == [MISSING, MISSING]
+    assert judgment.columns == ["method", "epsilon", "samples", "ours", "referee", "after APGD-CE"]
+    assert [line.head for line in judgment.lines] == ["fgsm"]
+    assert cells(judgment, 0) == ["0.2", "9", "20.0", "25.0", "25.0"]
+    assert certificates(report(entry(method="erm"))) is None
+    assert audits(report(entry(method="erm"))) is None
+    assert environments(made).columns == ["", "training (3)", "certificates (2), audit (1)"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "erm"},
+        {"method": "spgd", "radius": 2.0, "seed": 7, "max_steps": 3, "epochs": 5, "cost": "lp:1.5"},
+        {"method": "fgsm", "epsilon": 0.25, "random_start": True, "regularizer": "elastic-net:0.1,0.2"},
+        {"method": "spgda", "radius": 1e-7, "gamma_rule": "adam:0.01", "kappa": 2.0, "log_every": 3},
+        {"method": "spgda-margin", "radius": 3.0, "limit": 100, "data_dir": "a b/$(c) 'd'", "learning_rate": 0.1},
+        {"method": "erm", "data_dir": "7"},
+    ],
+)
+def test_the_training_command_gives_the_same_settings(options: dict[str, Any]) -> None:
+    """Read as the shell and `rhobust train` read it."""
+    made = entry(path="runs/a b", **options)
+    program, command, out, path, *words = shlex.split(training(made))
+    assert (program, command, out, path) == ("rhobust", "train", "--out", "runs/a b")
+    assert Config.resolve(parse_overrides(words)) == made.config
+    assert not any(word.startswith(("batch_size", "optimizer", "checkpoint")) for word in words)  # defaults go unsaid
+
+
+def test_the_measuring_commands_say_what_was_asked() -> None:
+    shifts = Measurement("", {"shifts": ["all"], "seed": 0}, {}, {"samples": 50, "shifted": [], "mean": 0.1})
+    _, evaluate, drift = commands(entry({"evaluation": evaluated(0.1, 0.2), "shifts": shifts}, method="erm"))
+    asked = "--attacks pgd --epsilons 0,0.2 --restarts 1 --seed 0 --samples 50"
+    assert evaluate == f"rhobust evaluate runs/a {asked}"
+    assert drift == "rhobust evaluate runs/a --attacks '' --shifts all --seed 0 --samples 50"
