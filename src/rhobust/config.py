@@ -47,6 +47,7 @@ GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
 }
 OPTIMIZERS = ("adam", "sgd")
 DEVICES = ("auto", "cpu", "cuda")
+_MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class Config:
         return [key.name for key in dataclasses.fields(Config) if key.name != "knobs"]
 
     @classmethod
-    def resolve(cls, *layers: Mapping[str, Any]) -> Config:
-        """Settings from layers, later ones winning; one error lists every problem.
+    def resolve(cls, *layers: Mapping[str, Any], here: bool = True) -> Config:
+        """Settings from layers, later ones winning; one error lists every problem. `here`: data and device are needed.
 
         >>> Config.resolve({"method": "spgd", "radius": 1, "max_steps": 5}).knobs["max_steps"]
         5
@@ -111,12 +112,12 @@ class Config:
         if chosen and chosen.robust:
             settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
         config = cls(**settings, knobs=knobs)
-        problems += config._problems(chosen)
+        problems += config._problems(chosen, here)
         if problems:
             raise ConfigError(dict.fromkeys(problems))
         return config
 
-    def _problems(self, chosen: Method | None) -> list[str]:
+    def _problems(self, chosen: Method | None, here: bool) -> list[str]:
         found: list[str] = []
         for kind, name, names in (
             ("model", self.model, MODELS),
@@ -126,7 +127,7 @@ class Config:
         ):
             if name is not None and name not in names:
                 found.append(unknown(kind, name, names))
-        if problem := data_problem(self.data):
+        if here and (problem := data_problem(self.data)):
             found.append(problem)
         if chosen and (problem := chosen.radius_problem(self.radius)):
             found.append(problem)
@@ -137,7 +138,9 @@ class Config:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 found.append(f"{key} must be > 0, not {value}")
-        if self.device == "cuda" and not torch.cuda.is_available():
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            found.append(f"threads must be at most {_MOST_THREADS}, not {self.threads}")
+        if here and self.device == "cuda" and not torch.cuda.is_available():
             found.append("device 'cuda' was asked for, but torch sees no CUDA device here")
         if self.seed < 0:
             found.append(f"seed must be >= 0, not {self.seed}")
@@ -180,8 +183,8 @@ class Config:
 
     @classmethod
     def from_toml(cls, path: Path, *layers: Mapping[str, Any]) -> Config:
-        """Settings from a file, with layers on top."""
-        return cls.resolve(read_toml(path), *layers)
+        """Settings of a run, with layers on top; its data and device need not be here any more."""
+        return cls.resolve(read_toml(path), *layers, here=False)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -228,7 +231,9 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value) if isinstance(value, str) else repr(value)  # repr of inf and of floats is TOML's own
+    if isinstance(value, str):  # as JSON writes it, but for surrogates, which TOML has not, and DEL, which it escapes
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)  # of inf and of floats: TOML's own
 
 
 _KINDS: dict[str, type] = {
@@ -249,7 +254,7 @@ def _knob_kind(knob: str) -> type:
 def _converted(key: str, value: object, kind: type) -> Any:
     """The value as `kind`; nothing is rounded, cut or guessed."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 2**63 else math.copysign(math.inf, value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
         return value
     name = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]

@@ -27,6 +27,7 @@ from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.runs import Run, environment
+from rhobust.shifts import evaluate_shifts
 from rhobust.trained import TrainedModel, load
 
 Kind = Literal["evaluation", "shifts", "certificates", "audit"]
@@ -63,7 +64,7 @@ def kept(run: Run, kind: Kind) -> Measurement | None:
         result = json.loads(path.read_text())
         model, settings, environment_ = (result.pop(key) for key in ("model", "settings", "environment"))
         made = Measurement(str(model), dict(settings), dict(environment_), result)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path} is damaged; delete it and measure again") from None
     return made if made.model == _digest(run) else None
 
@@ -122,6 +123,19 @@ def measure_errors(
         done=done,
     )
     return subject.keep("evaluation", asked | {"restarts": restarts, "seed": seed}, found.to_json())
+
+
+def measure_shifts(
+    subject: Subject,
+    *,
+    shifts: Sequence[str] = ("all",),
+    samples: int | None = None,
+    seed: int = 0,
+    done: Done | None = None,
+) -> Measurement:
+    """Errors under distribution shift (`shifts.evaluate_shifts`), kept as `shifts.json`."""
+    found = evaluate_shifts(subject.model, subject.data, subject.test(samples), shifts=shifts, seed=seed, done=done)
+    return subject.keep("shifts", {"shifts": list(shifts), "seed": seed}, found.to_json())
 
 
 def measure_certificates(

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from rhobust.batches import Batches, batches_of
-from rhobust.config import Config
+from rhobust.config import Config, read_toml
 from rhobust.costs import Cost
 from rhobust.data import DataSet, load_data
 from rhobust.engines.local import LocalEngine, Record
-from rhobust.errors import ConfigError, Refused
+from rhobust.errors import ConfigError, Refused, RunError
 from rhobust.interrupts import deferred_signals
 from rhobust.losses import cross_entropy
 from rhobust.methods import Method, find_method
@@ -226,24 +226,29 @@ def _seeded(seed: int, device: torch.device, threads: int | None = None) -> Iter
 def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
     """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint."""
     run = Run.find(path) if config is None else Run.vacant(path)
-    with run.locked():
-        if config is not None:
-            run.begin(config)
-        if not run.finished:
-            _train(run, observer)
+    if run.finished:
+        return run
+    settings = config or Config.resolve(read_toml(run.config_path))
+    device = torch.device(settings.device)
+    data = load_data(settings.data, settings.data_dir, settings.limit)
+    with _seeded(settings.seed, device, settings.threads):
+        trainer = _trainer(settings, data, run, device)  # whatever is wrong with data or model, before a directory is
+        with run.locked():
+            if config is not None:
+                run.begin(config)
+            if not run.finished:  # by another process, meanwhile
+                _train(run, trainer, data, observer)
     return run
 
 
-def _train(run: Run, observer: Observer | None) -> None:
-    config = run.config()
-    device = torch.device(config.device)
-    data = load_data(config.data, config.data_dir, config.limit)
-    with _seeded(config.seed, device, config.threads):
-        trainer = _trainer(config, data, run, device)
-        start, state = run.restore((observer or Observer()).warned)
-        if state is not None:
+def _train(run: Run, trainer: Trainer, data: DataSet, observer: Observer | None) -> None:
+    start, state = run.restore((observer or Observer()).warned)
+    if state is not None:
+        try:
             trainer.load_state(state)
-        trainer.train(observer, start)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as problem:
+            raise RunError(f"the checkpoint of step {start} in {run.path} does not fit the run: {problem}") from None
+    trainer.train(observer, start)
     objective = trainer.engine.objective
     run.finish(
         {

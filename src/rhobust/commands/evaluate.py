@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -12,60 +13,118 @@ from rich.table import Table
 
 from rhobust.attacks import ATTACKS
 from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, names, numbers, show_flags, words
+from rhobust.errors import ConfigError
 from rhobust.files import write_json
 from rhobust.measurements import ATTACKS as DEFAULT_ATTACKS
-from rhobust.measurements import EPSILONS, Subject, measure_errors
+from rhobust.measurements import EPSILONS, Measurement, Subject, measure_errors, measure_shifts
 from rhobust.progress import say
 from rhobust.runs import Run
+from rhobust.shifts import SHIFTS
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}.")] = words(DEFAULT_ATTACKS),
+    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}. Empty: none.")] = words(
+        DEFAULT_ATTACKS
+    ),
     epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(EPSILONS),
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
+    shifts: Annotated[
+        str, typer.Option(help=f"Distribution shifts as well: all, or comma-separated, of: {', '.join(SHIFTS)}.")
+    ] = "",
+    baseline: Annotated[Path | None, typer.Option(help="Another run, say ERM's, under the same shifts.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the attacks' random starts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random starts and of noise.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the shifts here, .png or .svg.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Clean and attacked error of a trained run on its test data."""
+    """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
-    grid, spend = numbers("--epsilons", epsilons), numbers("--budgets", budgets)
-    with ERR.status("attacking", spinner="dots") as status:
-        made = measure_errors(
-            Subject.of(Run.find(run)),
-            attacks=names(attacks),
-            epsilons=grid,
-            budgets=spend,
-            samples=samples,
-            restarts=restarts,
-            seed=seed,
-            done=lambda cell: status.update(f"attacking: {cell} done"),
-        )
+    if (baseline or figure) and not shifts:
+        raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
+    subject = Subject.of(Run.find(run))
+    made: dict[str, Measurement] = {}
+    with ERR.status("evaluating", spinner="dots") as status:
+
+        def done(part: str) -> None:
+            status.update(f"evaluating: {part} done")
+
+        if names(attacks) or budgets or not shifts:
+            made["errors"] = measure_errors(
+                subject,
+                attacks=names(attacks),
+                epsilons=numbers("--epsilons", epsilons),
+                budgets=numbers("--budgets", budgets),
+                samples=samples,
+                restarts=restarts,
+                seed=seed,
+                done=done,
+            )
+        if shifts:
+            made["shifts"] = measure_shifts(subject, shifts=names(shifts), samples=samples, seed=seed, done=done)
+        if baseline:
+            beside = Subject.of(Run.find(baseline))
+            made["baseline"] = measure_shifts(beside, shifts=names(shifts), samples=samples, seed=seed, done=done)
     if not quiet:
-        _show(made.result, f"error in percent on {made.result['samples']} test samples of {run}")
+        if "errors" in made:
+            _show_errors(made["errors"].result, run)
+        if "shifts" in made:
+            _show_shifts(made["shifts"].result, made["baseline"].result if baseline else None, run)
     if json is not None:
-        write_json(json, made.to_json())
+        write_json(json, made["errors"].to_json() if set(made) == {"errors"} else _all(made))
 
 
-def _show(result: Mapping[str, Any], title: str) -> None:
+def _all(made: Mapping[str, Measurement]) -> dict[str, Any]:
+    return {kind: measurement.to_json() for kind, measurement in made.items()}
+
+
+def _show_errors(result: Mapping[str, Any], run: Path) -> None:
     """Attacks in columns, epsilons in rows, and a line for each Wasserstein budget."""
-    say(OUT, title)
+    say(OUT, f"error in percent on {result['samples']} test samples of {run}")
     cells = {(cell["attack"], cell["epsilon"]): cell for cell in result["attacked"]}
     balls = dict.fromkeys(attack for attack, _ in cells if attack != "wasserstein")
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("epsilon", *balls):
         table.add_column(column, justify="right", no_wrap=True)
     for epsilon in dict.fromkeys(epsilon for attack, epsilon in cells if attack in balls):
-        table.add_row(f"{epsilon:g}", *(f"{100 * cells[attack, epsilon]['error']:.2f}" for attack in balls))
+        table.add_row(f"{epsilon:g}", *(_percent(cells[attack, epsilon]["error"]) for attack in balls))
     if balls:
         OUT.print(table)
     for (attack, budget), cell in cells.items():
         if attack == "wasserstein":
-            say(
-                OUT,
-                f"wasserstein attack, E[c] = {cell['mean_cost']:.4g} of {budget:g}: error {100 * cell['error']:.2f}",
-            )
+            spent = f"E[c] = {cell['mean_cost']:.4g} of {budget:g}"
+            say(OUT, f"wasserstein attack, {spent}: error {_percent(cell['error'])}")
     show_flags(result["flags"])
+
+
+def _show_shifts(result: Mapping[str, Any], baseline: Mapping[str, Any] | None, run: Path) -> None:
+    """Shifts in rows, severities in columns, their mean, and the baseline's."""
+    say(
+        OUT,
+        f"error in percent on {result['samples']} shifted test samples of {run} (clean: {_percent(result['clean'])})",
+    )
+    own, other = _by_shift(result), _by_shift(baseline) if baseline else {}
+    severities = sorted({severity for cells in own.values() for severity in cells})
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("shift", *map(str, severities), "mean", *(["baseline"] if baseline else [])):
+        table.add_column(column, justify="left" if column == "shift" else "right", no_wrap=True)
+    for shift, cells in own.items():
+        row = [_percent(cells[severity]) if severity in cells else "" for severity in severities]
+        means = [fmean(found.values()) for found in (cells, other.get(shift)) if found]
+        table.add_row(shift, *row, *map(_percent, means), end_section=shift == list(own)[-1])
+    overall = [_percent(found["mean"]) for found in (result, baseline) if found]
+    table.add_row("mean over shifts", *[""] * len(severities), *overall)
+    OUT.print(table)
+
+
+def _by_shift(result: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for cell in result["shifted"]:
+        found.setdefault(cell["shift"], {})[cell["severity"]] = cell["error"]
+    return found
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.2f}"
