@@ -30,3 +30,4 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python benchmarks/radius.py

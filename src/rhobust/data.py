@@ -190,6 +190,14 @@ def _image(file: Path) -> NDArray[np.uint8]:
         raise DataError(f"{file} cannot be read as an image: {str(problem) or type(problem).__name__}") from None
 
 
+def unlabeled(path: Path) -> Tensor:
+    """x of an .npz file, in the units that training would see; labels need not be there."""
+    x = _arrays(path).get("x")
+    if x is None or x.ndim < 2:
+        raise DataError(f"{path} has no array x of samples, (N, ...)")
+    return _samples(x, np.zeros(len(x), dtype=np.int64), path).x
+
+
 def _samples(x: NDArray[Any], y: NDArray[Any], path: Path) -> Samples:
     numbers = x.dtype.kind in "fiub" and y.dtype.kind in "iub"
     if not (numbers and x.ndim > 1 and y.ndim == 1):

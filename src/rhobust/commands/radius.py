@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 from rich import box
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.config import Config
-from rhobust.data import DATA, DataSet, _samples, data_problem, load_data
-from rhobust.errors import ConfigError, DataError
+from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
+from rhobust.errors import ConfigError
 from rhobust.files import write_json
 from rhobust.progress import say
 from rhobust.radius import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
@@ -114,21 +113,7 @@ def _sample(word: str, data: str | None, load: Load) -> Tensor:
     if Path(word).is_dir():
         known = load(word)
         return torch.cat([known.train.x, known.test.x])
-    return _unlabeled(Path(word))
-
-
-def _unlabeled(path: Path) -> Tensor:
-    """x of an .npz file, in the units that training would see; labels need not be there."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            x = arrays["x"]
-    except KeyError:
-        raise DataError(f"{path} has no array x") from None
-    except Exception as problem:  # zip, zlib and numpy's parser each fail in ways of their own on damaged bytes
-        raise DataError(f"{path} cannot be read as an .npz file: {problem}") from None
-    if x.ndim < 2:
-        raise DataError(f"{path}: x must hold samples, (N, ...), not {x.shape}")
-    return _samples(x, np.zeros(len(x), dtype=np.int64), path).x
+    return unlabeled(Path(word))
 
 
 def _show_transport(found: Transport) -> None:
