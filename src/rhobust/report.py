@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import rhobust
 from rhobust.config import Config
-from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.measurements import (
     Done,
     Kind,
@@ -174,6 +174,12 @@ def _entry(run: Run, config: Config, gamma: float, samples: int, done: Done | No
                 measured[kind] = _MEASURES[kind](subject, samples)
             except (Refused, DataError) as reason:
                 refused[kind] = str(reason)
-    environment = json.loads((run.path / "environment.json").read_text())
+    try:
+        environment = json.loads((run.path / "environment.json").read_text())
+    except ValueError:
+        raise RunError(f"{run.path / 'environment.json'} is damaged; put back the file") from None
+    records = run.metrics()
+    if not records:
+        raise RunError(f"{run.path} has no metrics; without them nobody knows what its training spent")
     price = gamma if config.make_method().maximizer.penalized else None
-    return Entry(run, config, environment, run.metrics(), price, measured, refused)
+    return Entry(run, config, environment, records, price, measured, refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class _Panel:
 
 
 def swatches(report: Report) -> dict[str, str]:
-    """For every row, a piece of its line."""
+    """For every row, a piece of its line, as the address of an image."""
     from matplotlib.lines import Line2D
 
     drawn = {}
@@ -69,7 +70,8 @@ def swatches(report: Report) -> dict[str, str]:
         axes[0][0].remove()
         figure.set_facecolor("none")
         figure.add_artist(Line2D([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **(style | {"markersize": 5})))
-        drawn[name] = figures.to_svg(figure, f"line of {name}")
+        drawing = figures.to_svg(figure, f"line of {name}").encode()
+        drawn[name] = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
     return drawn
 
 
@@ -137,7 +139,7 @@ def trajectories(report: Report) -> list[Chart]:
             for radius in sorted({row.first.config.radius or 0.0 for row in learned}):
                 panel.axis.axhline(radius, color=_GRAY, linestyle=":", linewidth=1.4)
                 where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top", "fontsize": 10}
-                panel.axis.annotate(f"rho = {radius:g}", (0.99, 0.8 * radius), **where)
+                panel.axis.annotate(f"rho = {radius:g}", (0.99, 0.65 * radius), **where)
         panel.axis.xaxis.get_major_locator().set_params(integer=True)
         title = "gamma, the price of transport" if key == "gamma" else "E[c], what the worst case spends"
         description = f"{title}, over the epochs of training, for the methods that learn gamma"

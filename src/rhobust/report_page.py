@@ -54,7 +54,7 @@ def to_html(report: Report, out: Path) -> str:
         attack=report.strongest(),
         flags=report.flags(),
         passed=_passed(),
-        swatches={name: Markup(svg) for name, svg in figures.swatches(report).items()},
+        swatches=figures.swatches(report),
         charts={part: [(chart.title, Markup(chart.svg)) for chart in drawn] for part, drawn in charts.items()},
         headline=tables.headline(report),
         attacks=tables.every_attack(report),

@@ -26,7 +26,7 @@ def test_the_page_shows_every_method_with_its_errors(shown: Path) -> None:
     page = (shown / "report.html").read_text()
     for name in rhobust.methods():
         found = json.loads((shown / name / "evaluation.json").read_text())
-        (row, *_) = re.findall(rf"</span>{name}</th>(.*?)</tr>", page)
+        (row, *_) = re.findall(rf'alt="">{name}</th>(.*?)</tr>', page)
         cells = [re.sub(r"<span.*", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
         worst = [cell["error"] for cell in found["attacked"] if cell["attack"] == "worst"]
         assert len(worst) >= 4

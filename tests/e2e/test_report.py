@@ -35,9 +35,7 @@ def refused(*words: str | Path) -> str:
 def texts(fragment: str) -> list[str]:
     """The text of every cell of a table row."""
     found = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", fragment, re.DOTALL)
-    return [
-        unescape(re.sub(r"<[^>]*>", "", re.sub(r"<svg.*?</svg>", "", cell, flags=re.DOTALL))).strip() for cell in found
-    ]
+    return [unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in found]
 
 
 def table(page: str, caption: str) -> dict[str, list[str]]:
@@ -72,16 +70,15 @@ def test_the_page_shows_the_numbers_that_it_left_in_the_run_directories(made: Pa
     epsilons = sorted({cell["epsilon"] for cell in kept[0]["attacked"] if cell["epsilon"]})
     for column, epsilon in enumerate(epsilons, start=1):
         errors = [
-            [100 * c["error"] for c in one["attacked"] if (c["attack"], c["epsilon"]) == ("worst", epsilon)]
-            for one in kept
+            [c["error"] for c in one["attacked"] if (c["attack"], c["epsilon"]) == ("worst", epsilon)] for one in kept
         ]
         (erm,), (spgd,), (first,), (second,) = errors
-        both = f"{(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f}"
+        both = f"{100 * ((first + second) / 2):.1f} ± {100 * (abs(first - second) / 2):.1f}"
         shown = [rows[name][column].removesuffix(" (best)") for name in NAMES]
-        assert shown == [f"{erm:.1f}", f"{spgd:.1f}", both]
+        assert shown == [f"{100 * erm:.1f}", f"{100 * spgd:.1f}", both]
         best = [name for name in NAMES if rows[name][column].endswith(" (best)")]
         means = dict(zip(NAMES, (erm, spgd, (first + second) / 2), strict=True))
-        assert best == [name for name in NAMES if round(means[name], 1) == round(min(means.values()), 1)]
+        assert best == [name for name in NAMES if round(100 * means[name], 1) == round(100 * min(means.values()), 1)]
     drift = [json.loads((run / "shifts.json").read_text())["mean"] for run in runs]
     assert rows["spgd"][len(epsilons) + 1].removesuffix(" (best)") == f"{100 * drift[1]:.1f}"
     certified = table(page, "Worst expected loss in the ball: attained to bound")
@@ -191,6 +188,12 @@ def test_bad_requests_get_one_clear_error_and_write_nothing(runs: list[Path], tm
     shutil.copytree(runs[0], unfinished)
     (unfinished / "model.safetensors").unlink()
     assert f"{unfinished} is not finished" in refused("report", runs[0], unfinished, "--out", out)
+    mute = tmp_path / "mute"
+    shutil.copytree(runs[0], mute)
+    (mute / "metrics.jsonl").write_text("")
+    assert f"{mute} has no metrics" in refused("report", mute, "--out", out)
+    (mute / "environment.json").write_text("{")
+    assert "environment.json is damaged" in refused("report", mute, "--out", out)
     twice = f"{runs[0]} and {runs[0]} are the same run: equal settings, equal seed"
     assert refused("report", runs[0], runs[1], runs[0], "--out", out) == twice
     shutil.copytree(runs[0], tmp_path / "copy")

@@ -1,6 +1,8 @@
 """Rows, flags, tables and commands of a report, from entries made by hand."""
 
+import base64
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from rhobust.config import Config, parse_overrides
 from rhobust.measurements import Kind, Measurement
 from rhobust.report import Report
 from rhobust.report_commands import commands, training
+from rhobust.report_examples import examples
+from rhobust.report_figures import error_curves, swatches, trajectories
 from rhobust.report_page import to_markdown
 from rhobust.report_rows import Entry, Spread, rows_of
 from rhobust.report_tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
@@ -163,6 +167,42 @@ def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
     assert certificates(report(entry(method="erm"))) is None
     assert audits(report(entry(method="erm"))) is None
     assert environments(made).columns == ["", "training (3)", "certificates (2), audit (1)"]
+
+
+def test_without_an_attack_in_a_ball_only_the_clean_error_leads() -> None:
+    one = evaluated(0.1, 0.2)
+    one.result["attacked"] = [{"attack": "wasserstein", "epsilon": 2.0, "error": 0.5, "mean_cost": 1.9}]
+    made = report(entry({"evaluation": one}, method="erm"), entry({"evaluation": one}, method="fgsm"))
+    assert headline(made).columns[:3] == ["method", "clean", "gamma"]
+    assert summary(made) == ""
+    assert examples(made).reason == "No attack was measured, so no examples are shown."
+    (chart,) = error_curves(made)
+    assert chart.title == "Wasserstein attack"
+    assert "<title>fgsm, Wasserstein 2: 50.0 %</title>" in chart.svg
+
+
+def test_trajectories_are_means_over_epochs_and_seeds_not_too_many_and_the_last() -> None:
+    def long(seed: int, level: float) -> Entry:
+        records = [{"epoch": e, "gamma": level + e, "rho_eff": 1.0} for e in range(100) for _ in range(2)]
+        return dataclasses.replace(entry(method="spgd", radius=2.0, seed=seed), records=records)
+
+    gamma, spent = trajectories(report(long(0, 0.0), long(1, 2.0), entry(method="erm")))
+    titles = re.findall(r"<title>(.*?)</title>", gamma.svg)
+    assert len(titles) == 25  # every fourth
+    assert titles[-1] == "spgd, epoch 100: gamma 100"  # the mean of 99 and 101
+    assert titles[0] == "spgd, epoch 4: gamma 4"
+    assert "rho = 2" in spent.svg
+    assert trajectories(report(entry(method="erm"))) == []
+
+
+def test_rows_of_one_method_are_drawn_apart() -> None:
+    made = report(*(entry(method="spgd", radius=radius) for radius in (1.0, 2.0, 3.0)), entry(method="erm"))
+    drawn = swatches(made)
+    assert list(drawn) == ["spgd, radius 1", "spgd, radius 2", "spgd, radius 3", "erm"]
+    lines = [
+        re.findall(r'd="(.*?)".*?style="(.*?)"', base64.b64decode(d.split(",")[1]).decode()) for d in drawn.values()
+    ]
+    assert len({str(sorted(line)) for line in lines}) == 4
 
 
 @pytest.mark.parametrize(
