@@ -30,10 +30,12 @@ _STRONGEST = ("worst", "pgd", "ifgsm", "fgsm")
 _MOST_CERTIFIED = 200
 COMPARABLE = ("same data", "same samples", "same settings")
 """Checks across rows, beside those that each evaluation makes of itself (`trust.CHECKS`)."""
-_MEASURES: dict[Kind, Callable[[Subject, int], Measurement]] = {
-    "evaluation": lambda subject, samples: measure_errors(subject, samples=samples),
-    "shifts": lambda subject, samples: measure_shifts(subject, samples=samples),
-    "certificates": lambda subject, samples: measure_certificates(subject, samples=min(samples, _MOST_CERTIFIED)),
+_MEASURES: dict[Kind, Callable[[Subject, int, Done], Measurement]] = {
+    "evaluation": lambda subject, samples, done: measure_errors(subject, samples=samples, done=done),
+    "shifts": lambda subject, samples, done: measure_shifts(subject, samples=samples, done=done),
+    "certificates": lambda subject, samples, done: measure_certificates(
+        subject, samples=min(samples, _MOST_CERTIFIED), done=done
+    ),
 }
 
 
@@ -168,10 +170,13 @@ def _entry(run: Run, config: Config, gamma: float, samples: int, done: Done | No
     if missing:
         subject = Subject.of(run)
         for kind in missing:
-            if done:
-                done(f"{run.path}: {kind}")
+
+            def finished(part: str, kind: Kind = kind) -> None:
+                if done:
+                    done(f"{run.path}: {kind}, {part} done")
+
             try:
-                measured[kind] = _MEASURES[kind](subject, samples)
+                measured[kind] = _MEASURES[kind](subject, samples, finished)
             except (Refused, DataError) as reason:
                 refused[kind] = str(reason)
     try:

@@ -163,7 +163,7 @@ def certificates(report: Report) -> Table | None:
             cells.append(Cell(low if low == high else f"{low} to {high}"))
         lines.append(Line(row.name, cells, row.name))
     columns = ["method", "status", *(f"rho {radius:g}" for radius in radii)]
-    return Table("Worst expected loss in the ball: attained to bound", columns, lines) if radii else None
+    return Table("Worst expected loss in the ball, from attained to bound", columns, lines) if radii else None
 
 
 def audits(report: Report) -> Table | None:

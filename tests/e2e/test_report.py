@@ -81,7 +81,7 @@ def test_the_page_shows_the_numbers_that_it_left_in_the_run_directories(made: Pa
         assert best == [name for name in NAMES if round(100 * means[name], 1) == round(100 * min(means.values()), 1)]
     drift = [json.loads((run / "shifts.json").read_text())["mean"] for run in runs]
     assert rows["spgd"][len(epsilons) + 1].removesuffix(" (best)") == f"{100 * drift[1]:.1f}"
-    certified = table(page, "Worst expected loss in the ball: attained to bound")
+    certified = table(page, "Worst expected loss in the ball, from attained to bound")
     bound = json.loads((runs[0] / "certificates.json").read_text())
     assert bound["samples"] == 60
     assert certified["erm"][0] == "proved"  # linear models
