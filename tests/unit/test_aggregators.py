@@ -65,7 +65,7 @@ def literal_multi_krum(vectors: Tensor, weights: Tensor, liars: int, keep: int) 
     return (weights[kept, None] * vectors[kept]).sum(0) / weights[kept].sum()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 11])
+@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 12, 18])  # rounded, 6 of 12 are less than half, 9 of 18 more
 @pytest.mark.parametrize("size", [1, 3, 20_000])  # beyond one block of coordinates
 def test_the_median_of_equal_weights_is_that_of_statistics(workers: int, size: int) -> None:
     vectors = draw(workers, size, dtype=torch.float32)
@@ -131,6 +131,18 @@ def test_weiszfeld_leaves_a_point_that_is_no_minimizer() -> None:
     ways = vectors - found
     pull = (weights[:, None] / weights.sum() * ways / ways.norm(dim=1, keepdim=True)).sum(0)
     assert pull.norm() <= 1e-8
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.7, 0.75])  # 0.758 would hold it
+def test_a_step_from_a_point_goes_down_however_heavy_the_point(weight: float) -> None:
+    """With all of the others' pull and none of its own weight, a heavy point would be left too far behind."""
+    vectors = torch.tensor([[0.0, 0.0], [1.0, 9.0], [1.0, -9.0], [0.5, 1.0], [0.5, -1.0]], dtype=torch.float64)
+    weights = torch.tensor([weight, 1.0, 1.0, 0.6, 0.6], dtype=torch.float64)
+    totals = [float(weights @ (vectors - x).norm(dim=1)) for x in vectors]
+    for steps in range(1, 20):
+        found = GeometricMedian(1e-12, steps)(vectors, weights)
+        totals.append(float(weights @ (vectors - found).norm(dim=1)))
+        assert totals[-1] <= min(totals[:-1]) * (1 + 1e-14)
 
 
 def test_on_a_line_every_geometric_median_is_the_median() -> None:
