@@ -30,7 +30,7 @@ from rhobust.trainer import train_run
 RESULTS = Path(__file__).parents[1] / "results" / "radius.json"
 DATA, MODEL, EPOCHS, SEEDS = "digits", "mlp", 30, (0, 1, 2)
 RADII = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # a ball of radius 0 is the data alone: plain ERM
-EPSILONS, RESTARTS = (0.1, 0.2, 0.3), 2
+ATTACKS, EPSILONS, RESTARTS = ("pgd", "pgd-margin"), (0.1, 0.2, 0.3), 2
 _COLORS = ("#222222", "#56B4E9", "#0072B2", "#D55E00")  # clean, then the attacks from the smallest
 
 
@@ -47,7 +47,7 @@ def measure(radius: float, seed: int) -> dict[str, Any]:
         data.test,
         loss=cross_entropy,
         bounds=data.bounds,
-        attacks=("pgd",),
+        attacks=ATTACKS,
         epsilons=EPSILONS,
         restarts=RESTARTS,
         seed=seed,
@@ -58,7 +58,7 @@ def measure(radius: float, seed: int) -> dict[str, Any]:
         "gamma": model.gamma,
         "rho_eff": rho_eff(metrics),
         "clean": result.clean,
-        "pgd": [result.error("pgd", epsilon) for epsilon in EPSILONS],
+        "attacked": [result.error("worst", epsilon) for epsilon in EPSILONS],
     }
 
 
@@ -66,13 +66,13 @@ def errors(results: dict[str, Any], radius: float) -> list[list[float]]:
     """Percent at one radius: clean, then under each attack; a list over the seeds for each."""
     rows = [row for row in results["rows"] if row["radius"] == radius]
     return [
-        [100 * error for error in over] for over in zip(*([row["clean"], *row["pgd"]] for row in rows), strict=True)
+        [100 * error for error in over] for over in zip(*([row["clean"], *row["attacked"]] for row in rows), strict=True)
     ]
 
 
 def markdown(results: dict[str, Any]) -> str:
     """Mean error in percent over the seeds, ± half of what lies between the highest and the lowest."""
-    head = ["rho", "E[c]", "clean", *(f"PGD {epsilon:g}" for epsilon in results["settings"]["epsilons"])]
+    head = ["rho", "E[c]", "clean", *(f"attacked {epsilon:g}" for epsilon in results["settings"]["epsilons"])]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for radius in results["settings"]["radii"]:
         spent = statistics.fmean(row["rho_eff"] for row in results["rows"] if row["radius"] == radius)
@@ -88,7 +88,7 @@ def figure(results: dict[str, Any]) -> Figure:
     radii, epsilons = results["settings"]["radii"], results["settings"]["epsilons"]
     drawn = Figure(figsize=(7.2, 4.4), layout="constrained")
     axis = drawn.subplots()
-    names = ["clean", *(f"PGD, epsilon {epsilon:g}" for epsilon in epsilons)]
+    names = ["clean", *(f"attacked, epsilon {epsilon:g}" for epsilon in epsilons)]
     curves = zip(*(errors(results, radius) for radius in radii), strict=True)
     for name, color, points in zip(names, _COLORS, curves, strict=True):
         means = [statistics.fmean(over) for over in points]
@@ -134,6 +134,7 @@ def main() -> None:
         "epochs": EPOCHS,
         "seeds": SEEDS,
         "radii": RADII,
+        "attacks": ATTACKS,
         "epsilons": EPSILONS,
         "restarts": RESTARTS,
     }

@@ -46,6 +46,7 @@ GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
     "fixed": (0, FixedGamma),
 }
 OPTIMIZERS = ("adam", "sgd")
+_PAPER_DATA = ("mnist", "fashion-mnist")
 DEVICES = ("auto", "cpu", "cuda")
 _MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
 
@@ -106,6 +107,8 @@ class Config:
                     problems.append(unknown("key", key, [*cls.known(), *knobs]))
             except ConfigError as problem:
                 problems += problem.problems
+        if settings.get("data") in _PAPER_DATA:
+            settings.setdefault("model", "cnn")  # the paper's, on the paper's data
         if settings.get("device", "auto") == "auto":
             settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         settings.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it

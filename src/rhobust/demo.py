@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rhobust import report_tables
 from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.methods import methods
 from rhobust.progress import TrainingProgress
-from rhobust.report import gather
-from rhobust.report_page import to_html
+from rhobust.report import gather, tables
+from rhobust.report.page import to_html
 from rhobust.runs import Run
 from rhobust.trainer import Observer, train_run
 
@@ -52,9 +51,9 @@ class Demo:
             )
             status.update("drawing")
             write_atomically(page, to_html(report, page).encode())
-        return self._table(report_tables.headline(report)), page
+        return self._table(tables.headline(report)), page
 
-    def _table(self, found: report_tables.Table) -> Table:
+    def _table(self, found: tables.Table) -> Table:
         """For eighty columns: rho and the one seed are in the title."""
         title = f"{found.caption}; rho = {self.radius:g}, seed {self.seed}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
 def style(method: str) -> dict[str, Any]:
-    """Color, marker and line of a method, the same in every figure."""
+    """Color, marker and line of a method, the same in every figure; what follows a comma is a remark."""
+    method = method.partition(",")[0]
     name, literal = method.removesuffix("-literal"), method.endswith("-literal")
     return {
         "color": _COLORS.get(name, "#8C6D31"),
@@ -77,6 +79,32 @@ def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> F
     axes[0][0].set_ylabel("error")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 9), frameon=False)
+    return figure
+
+
+def shift_curves(errors: Mapping[str, Mapping[str, Mapping[int, float]]], means: Mapping[str, float]) -> Figure:
+    """Error against severity, a panel for each shift, and the mean over all: errors[method][shift][severity]."""
+    shifts = list(next(iter(errors.values())))
+    columns = min(5, len(shifts) + 1)
+    figure, axes = new_figure(columns, math.ceil((len(shifts) + 1) / columns), 2.6 * columns, 5.2)
+    panels = list(axes.flat)
+    for panel, shift in zip(panels, shifts, strict=False):
+        for method, by_shift in errors.items():
+            panel.plot(*zip(*sorted(by_shift[shift].items()), strict=True), label=method, **style(method))
+        panel.set_title(shift)
+        panel.set_xlabel("severity")
+        panel.set_xticks(sorted(next(iter(errors.values()))[shift]))
+        panel.grid(alpha=0.25)
+    overall = panels[len(shifts)]
+    overall.bar(list(means), list(means.values()), color=[style(method)["color"] for method in means])
+    overall.set_title("mean over shifts")
+    for panel in panels[: len(shifts) + 1]:
+        panel.set_ylim(bottom=0)
+        panel.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    for panel in panels[len(shifts) + 1 :]:
+        panel.set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 

@@ -16,6 +16,7 @@ from rhobust.cli import app, main
 from rhobust.data import digits
 from rhobust.errors import RhobustError
 from rhobust.runs import Run
+from rhobust.shifts import evaluate_shifts
 
 
 def command(*words: str) -> str:
@@ -90,6 +91,27 @@ def test_evaluate_prints_and_writes_the_same_numbers(trained: Path, tmp_path: Pa
     assert f"{100 * cells['wasserstein', 0.5]:.2f}" in printed
 
 
+def test_evaluate_puts_a_run_under_shift_beside_a_baseline(trained: Path, tmp_path: Path) -> None:
+    base, out, drawn = tmp_path / "erm", tmp_path / "out.json", tmp_path / "shifts.svg"
+    command("train", "--method", "erm", "--epochs", "4", "--out", str(base))
+    printed = command(
+        *("evaluate", str(trained), "--attacks", "", "--shifts", "all", "--baseline", str(base), "--samples", "200"),
+        *("--json", str(out), "--figure", str(drawn)),
+    )
+    written = json.loads(out.read_text())
+    assert list(written) == ["shifts", "baseline"]  # no attack was asked for
+    assert written["shifts"] == json.loads((trained / "shifts.json").read_text())
+    for kind, path in (("shifts", trained), ("baseline", base)):
+        found, model = written[kind], rhobust.load(path)
+        data = digits()
+        direct = evaluate_shifts(model, data, data.test[:200])
+        assert found["mean"] == direct.mean > found["clean"]
+        assert f"{100 * found['mean']:.2f}" in printed
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if line.strip()}
+    assert len(rows["rotation"]) == 1 + 5 + 2  # severities, mean, the baseline's mean
+    assert drawn.read_text().count("severity") == 9
+
+
 def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) -> None:
     """A linear model, so that the bound is proved; its loss on the test set itself lies below every certificate."""
     run, out, drawn = tmp_path / "run", tmp_path / "c.json", tmp_path / "c.svg"
@@ -147,6 +169,9 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "{run}", "--attacks", ""], "nothing to evaluate"),
         (["evaluate", "{run}", "--budgets", "0"], "a budget must be finite and > 0, not 0"),
         (["evaluate", "{run}", "--seed=-1"], "seed must be >= 0"),
+        (["evaluate", "{run}", "--shifts", "rotatoin"], "unknown shift 'rotatoin' (did you mean 'rotation'?)"),
+        (["evaluate", "{run}", "--baseline", "{new}"], "say which, for example --shifts all"),
+        (["audit", "{run}", "--epsilon", "0"], "epsilon must be finite and > 0, not 0"),
         (["certify", "{run}", "--radii=-1"], "a radius must be finite and >= 0, not -1"),
         (["certify", "{run}", "--radii", ""], "radii is empty"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rhobust.report import gather
-from rhobust.report_page import to_html
+from rhobust.report.page import to_html
 from tests.reports import NAMES, tiny_runs
 
 WIDTHS, SCHEMES = (1280, 390), ("light", "dark")

@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from rhobust import figures
 from rhobust.attacks import ATTACKS
 from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, names, numbers, show_flags, words
 from rhobust.errors import ConfigError
@@ -72,6 +73,12 @@ def evaluate(
             _show_errors(made["errors"].result, run)
         if "shifts" in made:
             _show_shifts(made["shifts"].result, made["baseline"].result if baseline else None, run)
+    if figure is not None:
+        shown = {subject.model.config.method: made["shifts"].result}
+        if baseline:
+            shown |= {f"{beside.model.config.method}, baseline": made["baseline"].result}
+        means = {name: result["mean"] for name, result in shown.items()}
+        figures.save(figures.shift_curves({name: _by_shift(result) for name, result in shown.items()}, means), figure)
     if json is not None:
         write_json(json, made["errors"].to_json() if set(made) == {"errors"} else _all(made))
 

@@ -30,7 +30,7 @@ def report(
     there (the audit apart).
     """
     from rhobust.report import gather
-    from rhobust.report_page import FORMATS
+    from rhobust.report.page import FORMATS
 
     form = form or (out.suffix.removeprefix(".") if out else "html")
     if form not in FORMATS:

@@ -13,7 +13,7 @@ from rhobust.attacks import attack, find_attack
 from rhobust.data import load_data
 from rhobust.losses import cross_entropy
 from rhobust.report import Report
-from rhobust.report_rows import Row
+from rhobust.report.rows import Row
 from rhobust.trained import load
 
 _SAMPLES, _ROWS = 4, 4

@@ -9,8 +9,8 @@ from typing import Any
 
 from rhobust import figures
 from rhobust.report import Report
-from rhobust.report_rows import Row, Spread
-from rhobust.report_tables import attack_name, attacked, number, percent, shifted
+from rhobust.report.rows import Row, Spread
+from rhobust.report.tables import attack_name, attacked, number, percent, shifted
 
 _WIDTH, _HEIGHT = 4.3, 2.8  # inches, of 72 units: about one CSS pixel a unit on a phone
 _GRAY = "#808080"  # for axes: visible on white and on black

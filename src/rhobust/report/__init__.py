@@ -22,7 +22,7 @@ from rhobust.measurements import (
     measure_errors,
     measure_shifts,
 )
-from rhobust.report_rows import Entry, Row, rows_of
+from rhobust.report.rows import Entry, Row, rows_of
 from rhobust.runs import Run
 
 # Strongest first: the attack whose errors lead the report is the first of these that was measured.

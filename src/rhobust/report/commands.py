@@ -11,7 +11,7 @@ from typing import Any
 from rhobust.config import Config, parse_overrides
 from rhobust.measurements import Kind
 from rhobust.report import Report
-from rhobust.report_rows import Entry
+from rhobust.report.rows import Entry
 
 _COMMANDS: dict[Kind, str] = {
     "evaluation": "evaluate",

@@ -11,12 +11,12 @@ import jinja2
 from markupsafe import Markup
 
 import rhobust
-from rhobust import report_figures as figures
-from rhobust import report_tables as tables
 from rhobust.report import COMPARABLE, Report
-from rhobust.report_commands import commands, reporting
-from rhobust.report_examples import examples
-from rhobust.report_tables import Table
+from rhobust.report import figures as figures
+from rhobust.report import tables as tables
+from rhobust.report.commands import commands, reporting
+from rhobust.report.examples import examples
+from rhobust.report.tables import Table
 from rhobust.trust import CHECKS
 
 # What it means that a check passed, in words.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhobust.report import Report
-from rhobust.report_rows import Row, Spread, shown
+from rhobust.report.rows import Row, Spread, shown
 
 MISSING = "–"
 
