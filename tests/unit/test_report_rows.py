@@ -12,12 +12,12 @@ import pytest
 from rhobust.config import Config, parse_overrides
 from rhobust.measurements import Kind, Measurement
 from rhobust.report import Report
-from rhobust.report_commands import commands, training
-from rhobust.report_examples import examples
-from rhobust.report_figures import error_curves, swatches, trajectories
-from rhobust.report_page import to_markdown
-from rhobust.report_rows import Entry, Spread, rows_of
-from rhobust.report_tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
+from rhobust.report.commands import commands, training
+from rhobust.report.examples import examples
+from rhobust.report.figures import error_curves, swatches, trajectories
+from rhobust.report.page import to_markdown
+from rhobust.report.rows import Entry, Spread, rows_of
+from rhobust.report.tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
 from rhobust.runs import Run
 
 ASKED = {"attacks": ["pgd"], "epsilons": [0.0, 0.2], "budgets": [], "restarts": 1, "seed": 0}

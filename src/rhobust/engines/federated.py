@@ -1,0 +1,313 @@
+"""DRFL without a transport: what a worker computes, and what the server makes of it (Alg. 3).
+
+    worker     draws a minibatch, ascends to zeta, uploads the gradient of its mean psi in theta and in gamma
+    server     checks every upload, aggregates, takes the one step (prox and projection included), broadcasts
+
+How the two talk is somebody else's business: a task and an upload are numbers. Each worker's random stream comes from
+(seed, round, worker), so neither the order of arrival nor a restart changes the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhobust.aggregators import Aggregator
+from rhobust.data import Samples
+from rhobust.engines.local import Record
+from rhobust.errors import Diverged, RhobustError
+from rhobust.objective import RobustObjective
+from rhobust.optim import ProximalOptimizer
+
+# E c is reported over an epoch; a federation has none, so this many rounds make one.
+_ROUNDS_PER_EPOCH = 50
+_NUMBER = 8  # bytes of a number that travels beside theta
+
+
+class Stream(IntEnum):
+    """What random numbers are for: each purpose has a stream of its own."""
+
+    PARTICIPANTS = 1
+    MINIBATCH = 2
+    ASCENT = 3
+    LIES = 4
+
+    def draws(self, seed: int, *place: int) -> np.random.Generator:
+        """The stream at one place, such as (round, worker): the same whenever and wherever it is asked for."""
+        return np.random.default_rng([self, seed, *place])
+
+    def seed(self, seed: int, *place: int) -> int:
+        """A seed for torch's generators."""
+        return int(self.draws(seed, *place).integers(2**62))
+
+
+class QuorumLost(RhobustError):
+    """Too few workers answered usefully; the model is as it was before the round."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server broadcasts at the start of a round."""
+
+    round: int
+    theta: Tensor  # (P,)
+    gamma: float
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.theta.nbytes + 2 * _NUMBER
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a worker answers: its mean gradient. No sample and no label leaves it."""
+
+    round: int
+    theta: Tensor  # (P,) gradient in theta
+    gamma: float  # gradient in gamma, rho - E c
+    samples: int  # how many the worker holds: its weight, where weights count
+    loss: float  # mean loss at zeta
+    gradients: int  # gradients in zeta that it took
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.theta.nbytes + 5 * _NUMBER
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What a round brought, as one gradient, and what it took."""
+
+    theta: Tensor  # (P,)
+    gamma: float
+    loss: float
+    gradients: int
+    workers: int  # how many uploads counted
+    dropped: dict[str, str]  # who did not count, and why
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class FederatedRecord(Record):
+    """What one round did; a line of metrics.jsonl. A step is a round."""
+
+    workers: int
+    dropped: dict[str, str]
+    bytes_up: int
+    bytes_down: int
+    errors: dict[str, float] = field(default_factory=dict)
+    """Clean and attacked test errors, in the rounds that measure them."""
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What every worker does in a round.
+
+    With `steps` H > 1 it goes on from theta - rate g and uploads the mean of the H gradients: more work for the same
+    bytes. gamma moves on the server only.
+    """
+
+    batch_size: int = 64
+    steps: int = 1
+    rate: float = 0.1
+    seed: int = 0
+
+    def chosen(self, samples: int, round_: int, worker: int, step: int = 0) -> Tensor:
+        """Which of its samples a worker uses: `batch_size` of them, each once, or all where it has no more."""
+        if samples <= self.batch_size:
+            return torch.arange(samples)
+        draws = Stream.MINIBATCH.draws(self.seed, round_, worker, step)
+        return torch.from_numpy(draws.choice(samples, self.batch_size, replace=False))
+
+    @contextmanager
+    def draws(self, device: torch.device, round_: int, worker: int, step: int = 0) -> Iterator[None]:
+        """Random starts, too, are the worker's own."""
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(Stream.ASCENT.seed(self.seed, round_, worker, step))
+            yield
+
+
+def worker_gradient(objective: RobustObjective, samples: Samples, task: Task, worker: int, work: LocalWork) -> Upload:
+    """Alg. 3 on one worker: a minibatch, the lazy ascent, the gradient in theta and gamma."""
+    device = objective.gamma.device
+    start, total = task.theta.to(device), torch.zeros_like(task.theta, device=device)
+    gamma, loss, gradients = 0.0, 0.0, 0
+    with torch.no_grad():
+        objective.gamma.fill_(task.gamma)
+    for step in range(work.steps):
+        put(objective.model, start - work.rate * total)  # line 4: theta as it was broadcast, at first
+        chosen = work.chosen(len(samples), task.round, worker, step).to(samples.x.device)
+        with work.draws(device, task.round, worker, step):
+            surrogate = objective(samples.x[chosen].to(device), samples.y[chosen].to(device))  # lines 5-6
+        objective.zero_grad()
+        surrogate.value.backward()
+        total += flat_gradient(objective.model)
+        gamma += objective.radius - float(surrogate.cost.mean())
+        loss += float(surrogate.loss.mean())
+        gradients += surrogate.gradients
+    h = work.steps
+    return Upload(task.round, total / h, gamma / h, len(samples), loss / h, gradients)
+
+
+class Server:
+    """Theta, gamma and their one step. It trusts nobody: what an upload must be is checked before it counts."""
+
+    def __init__(
+        self,
+        objective: RobustObjective,
+        optimizer: ProximalOptimizer,
+        aggregator: Aggregator,
+        *,
+        quorum: int = 1,
+        weighted: bool = False,
+    ) -> None:
+        self.objective, self.optimizer, self.aggregator = objective, optimizer, aggregator
+        self.quorum, self.weighted = quorum, weighted
+        self.round = 0
+
+    def task(self) -> Task:
+        """Theta and gamma as they are now."""
+        return Task(self.round, flat(self.objective.model), float(self.objective.gamma.detach()))
+
+    def step(self, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> FederatedRecord:
+        """One round from the answers of those who were asked: an upload each, or the reason why there is none.
+
+        Raises `QuorumLost` where fewer than `quorum` count; then nothing has changed.
+        """
+        task = self.task()
+        names = sorted(asked)  # the order of arrival must not matter
+        dropped = {name: problem for name in names if (problem := self._problem(answers.get(name, "no answer"), task))}
+        dropped |= {name: "was not asked" for name in sorted(answers) if name not in names}
+        kept = [upload for name in names if name not in dropped and isinstance(upload := answers[name], Upload)]
+        if len(kept) < self.quorum:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
+            raise QuorumLost(
+                f"round {self.round}: {len(kept)} of {len(names)} workers answered usefully, {self.quorum} are needed "
+                f"({reasons})"
+            )
+        weights = torch.tensor([float(upload.samples) if self.weighted else 1.0 for upload in kept]).double()
+        theta = self.aggregator(torch.stack([upload.theta for upload in kept]), weights)
+        gamma = self.aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
+        share = (weights / weights.sum()).tolist()
+        return self.apply(
+            Aggregate(
+                theta=theta,
+                gamma=float(gamma[0]),
+                loss=math.fsum(part * upload.loss for part, upload in zip(share, kept, strict=True)),
+                gradients=sum(upload.gradients for upload in kept),
+                workers=len(kept),
+                dropped=dropped,
+                bytes_up=sum(upload.size for upload in answers.values() if isinstance(upload, Upload)),
+                bytes_down=task.size * len(names),
+            )
+        )
+
+    def apply(self, found: Aggregate) -> FederatedRecord:
+        """The same `ProximalOptimizer.step` as everywhere, on an aggregated gradient."""
+        objective = self.objective
+        put_gradient(objective.model, found.theta)
+        learned = objective.maximizer.penalized
+        if learned:
+            objective.gamma.grad = torch.full_like(objective.gamma, found.gamma)
+        stationarity = float(self.optimizer.stationarity())
+        price = float(objective.gamma.detach())
+        value = found.loss + price * found.gamma if learned else found.loss
+        if not (math.isfinite(value) and math.isfinite(stationarity)):
+            raise Diverged(
+                f"in round {self.round} the objective is {value} and its gradient's norm {stationarity}; nothing was "
+                "updated. Lower the learning rate, or raise gamma_min or lower the radius"
+            )
+        record = FederatedRecord(
+            step=self.round,
+            epoch=self.round // _ROUNDS_PER_EPOCH,
+            loss=found.loss,
+            value=value,
+            gamma=price,
+            rho_eff=objective.radius - found.gamma,
+            stationarity=stationarity,
+            accuracy=None,
+            gradients=found.gradients,
+            workers=found.workers,
+            dropped=found.dropped,
+            bytes_up=found.bytes_up,
+            bytes_down=found.bytes_down,
+        )
+        self.optimizer.step()
+        self.round += 1
+        return record
+
+    def _problem(self, upload: Upload | str, task: Task) -> str | None:
+        """What is wrong with an answer, if anything."""
+        if isinstance(upload, str):
+            return upload
+        if upload.round != task.round:
+            return f"answered for round {upload.round}"
+        if upload.theta.shape != task.theta.shape or upload.theta.dtype != task.theta.dtype:
+            return f"its gradient has shape {tuple(upload.theta.shape)} and type {upload.theta.dtype}"
+        if not upload.theta.isfinite().all() or not math.isfinite(upload.gamma) or not math.isfinite(upload.loss):
+            return "its gradient is not finite"
+        if upload.gamma > self.objective.radius * (1 + 1e-6):
+            return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"
+        return "it has no samples" if upload.samples < 1 else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next round depends on."""
+        return {
+            "objective": dict(self.objective.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "round": self.round,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.round = state["round"]
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [theta for theta in model.parameters() if theta.requires_grad]
+
+
+def flat(model: nn.Module) -> Tensor:
+    """Theta as one vector, (P,), a copy."""
+    return torch.cat([theta.detach().reshape(-1) for theta in _trained(model)])
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    """The gradient in theta as one vector, (P,); zero where there is none."""
+    return torch.cat(
+        [torch.zeros_like(t).reshape(-1) if t.grad is None else t.grad.reshape(-1) for t in _trained(model)]
+    )
+
+
+@torch.no_grad()
+def put(model: nn.Module, vector: Tensor) -> None:
+    """Theta from one vector."""
+    for theta, part in _parts(model, vector):
+        theta.copy_(part)
+
+
+def put_gradient(model: nn.Module, vector: Tensor) -> None:
+    """The gradient in theta from one vector."""
+    for theta, part in _parts(model, vector):
+        theta.grad = part.to(theta, copy=True)
+
+
+def _parts(model: nn.Module, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Every weight with its part of the vector, in its shape."""
+    start = 0
+    for theta in _trained(model):
+        yield theta, vector[start : start + theta.numel()].view_as(theta)
+        start += theta.numel()

@@ -1,0 +1,124 @@
+"""A federation in one process: workers that are slices of one data set, honest or lying.
+
+Where the workers' minibatches are equal and are averaged, they are one batch that was cut up only to be put together
+again: one pass over the whole batch gives the same gradient (up to rounding) at the speed of central training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rhobust.aggregators import Mean
+from rhobust.data import Samples
+from rhobust.engines.federated import (
+    Aggregate,
+    FederatedRecord,
+    LocalWork,
+    Server,
+    Stream,
+    Task,
+    Upload,
+    flat_gradient,
+    put,
+    worker_gradient,
+)
+from rhobust.liars import flipped, lie
+from rhobust.objective import RobustObjective
+from rhobust.rounds import Workers
+
+
+class Simulation(Workers):
+    """Workers of one process. They share one model: memory does not grow with their number beyond their data.
+
+    The last `liars` of them lie, in the way of `liars.LIARS` named by `how`. `fuse` allows one batch for all.
+    """
+
+    def __init__(
+        self,
+        objective: RobustObjective,
+        samples: Samples,
+        shares: Sequence[Tensor],
+        work: LocalWork,
+        *,
+        classes: int,
+        liars: int = 0,
+        how: str = "sign-flip",
+        fuse: bool = True,
+    ) -> None:
+        digits = len(str(len(shares)))
+        super().__init__([f"worker-{number:0{digits}d}" for number in range(1, len(shares) + 1)])
+        self.objective, self.samples, self.shares, self.work = objective, samples, shares, work
+        self.classes, self.liars, self.how, self.fuse = classes, liars, how, fuse
+
+    def round(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
+        """One batch where that is exact, else one worker after another."""
+        return self._fused(server, asked) if self._is_one_batch(server, asked) else super().round(server, asked)
+
+    def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
+        """Every worker's own gradient; liars see those of the honest before they answer."""
+        uploads = {name: self._upload(task, self.number(name)) for name in asked}
+        lying = [name for name in asked if self._lies(self.number(name))]
+        return uploads | self._lied(uploads, lying, task) if lying else uploads
+
+    def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
+        sizes = {min(len(self.shares[self.number(name)]), self.work.batch_size) for name in asked}
+        plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
+        random = getattr(self.objective.maximizer, "random_start", False)  # each worker has draws of its own
+        return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
+
+    def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
+        task, objective = server.task(), self.objective
+        chosen = torch.cat([self._minibatch(task, self.number(name)) for name in sorted(asked)])
+        put(objective.model, task.theta)
+        with torch.no_grad():
+            objective.gamma.fill_(task.gamma)
+        surrogate = objective(self.samples.x[chosen], self.samples.y[chosen])
+        objective.zero_grad()
+        surrogate.value.backward()
+        theta = flat_gradient(objective.model)
+        one = Upload(task.round, theta, 0.0, 1, 0.0, 0)
+        return server.apply(
+            Aggregate(
+                theta=theta,
+                gamma=objective.radius - float(surrogate.cost.mean()),
+                loss=float(surrogate.loss.mean()),
+                gradients=surrogate.gradients * len(asked),
+                workers=len(asked),
+                dropped={},
+                bytes_up=len(asked) * one.size,
+                bytes_down=len(asked) * task.size,
+            )
+        )
+
+    def _minibatch(self, task: Task, number: int) -> Tensor:
+        share = self.shares[number]
+        return share[self.work.chosen(len(share), task.round, number)].to(self.samples.x.device)
+
+    def _upload(self, task: Task, number: int) -> Upload:
+        own = self.samples[self.shares[number].to(self.samples.x.device)]
+        if self._lies(number) and self.how == "label-flip":
+            own = Samples(own.x, flipped(own.y, self.classes))
+        return worker_gradient(self.objective, own, task, number, self.work)
+
+    def _lies(self, number: int) -> bool:
+        return number >= len(self.names) - self.liars
+
+    def _lied(self, uploads: Mapping[str, Upload], lying: Sequence[str], task: Task) -> dict[str, Upload]:
+        """Lies about theta's gradient and, in the same way, about gamma's."""
+        own = [uploads[name] for name in lying]
+        honest = [upload for name, upload in uploads.items() if name not in lying]
+        device = own[0].theta.device
+        draws = torch.Generator(device).manual_seed(Stream.LIES.seed(self.work.seed, task.round))
+
+        def told(what: Callable[[Upload], Tensor]) -> Tensor:
+            liars = torch.stack([what(upload) for upload in own])
+            others = torch.stack([what(upload) for upload in honest]) if honest else liars[:0]
+            return lie(self.how, others, liars, len(uploads), draws)
+
+        theta = told(lambda upload: upload.theta)
+        gamma = told(lambda upload: torch.tensor([upload.gamma], dtype=torch.float64, device=device))
+        return {name: replace(uploads[name], theta=theta[i], gamma=float(gamma[i, 0])) for i, name in enumerate(lying)}
