@@ -24,9 +24,9 @@ from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.methods import methods
+from rhobust.runner import train_run
 from rhobust.runs import environment, rho_eff
 from rhobust.trained import load
-from rhobust.trainer import train_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "digits.json"
 RADIUS, EPOCHS, SEEDS = 2.0, 30, (0, 1, 2)

@@ -23,9 +23,9 @@ from rhobust.data import load_data
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
+from rhobust.runner import train_run
 from rhobust.runs import environment, rho_eff
 from rhobust.trained import load
-from rhobust.trainer import train_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "radius.json"
 DATA, MODEL, EPOCHS, SEEDS = "digits", "mlp", 30, (0, 1, 2)
@@ -66,7 +66,8 @@ def errors(results: dict[str, Any], radius: float) -> list[list[float]]:
     """Percent at one radius: clean, then under each attack; a list over the seeds for each."""
     rows = [row for row in results["rows"] if row["radius"] == radius]
     return [
-        [100 * error for error in over] for over in zip(*([row["clean"], *row["attacked"]] for row in rows), strict=True)
+        [100 * error for error in over]
+        for over in zip(*([row["clean"], *row["attacked"]] for row in rows), strict=True)
     ]
 
 

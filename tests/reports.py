@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.config import Config
-from rhobust.trainer import train_run
+from rhobust.runner import train_run
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "erm": {"method": "erm"},

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rhobust.errors import ConfigError, Refused
+from rhobust.specs import from_spec
 
 # Coordinates that are worked on at a time: bounds the memory, and the processor's caches like it.
 _COLUMNS = 8192
@@ -288,9 +289,7 @@ def find_aggregator(spec: str) -> Aggregator:
     >>> find_aggregator("clipped-trimmed-mean:3")
     Clipped(aggregator=TrimmedMean(liars=3), norm=None)
     """
-    from rhobust.config import _from_spec  # late: settings name aggregators, not the other way round
-
     try:
-        return _from_spec("aggregator", spec, AGGREGATORS)
+        return from_spec("aggregator", spec, AGGREGATORS)
     except Refused as problem:
         raise ConfigError([f"aggregator '{spec}': {problem}"]) from None

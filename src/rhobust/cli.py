@@ -13,6 +13,7 @@ from rhobust.commands.audit import audit
 from rhobust.commands.certify import certify
 from rhobust.commands.demo import demo
 from rhobust.commands.evaluate import evaluate
+from rhobust.commands.federate import federate
 from rhobust.commands.methods import methods
 from rhobust.commands.radius import radius
 from rhobust.commands.report import report
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, certify, audit, radius, report, methods, demo):
+for command in (train, federate, evaluate, certify, audit, radius, report, methods, demo):
     app.command()(command)
 
 

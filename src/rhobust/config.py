@@ -9,21 +9,21 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import data_problem
 from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.federation import Federation, unfolded
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
 from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
+from rhobust.specs import from_spec
 from rhobust.validator import check_settings
-
-T = TypeVar("T")
 
 COSTS: dict[str, tuple[int, Callable[..., Cost]]] = {
     "l2": (0, SquaredL2),
@@ -75,12 +75,19 @@ class Config:
     threads: int | None = None
     log_every: int = 1
     checkpoint_every: int | None = None
+    momentum: float = 0.0
     knobs: dict[str, Any] = field(default_factory=dict)
+    federation: Federation | None = None
 
     @staticmethod
     def known() -> list[str]:
         """The keys that belong to every method."""
-        return [key.name for key in dataclasses.fields(Config) if key.name != "knobs"]
+        return [key.name for key in dataclasses.fields(Config) if key.name not in ("knobs", "federation")]
+
+    @property
+    def name(self) -> str:
+        """The method's name, the federated one where there is a federation."""
+        return self.method if self.federation is None else self.federation.method_name(self.method)
 
     @classmethod
     def resolve(cls, *layers: Mapping[str, Any], here: bool = True) -> Config:
@@ -93,18 +100,22 @@ class Config:
         for layer in layers:
             merged.update({key.replace("-", "_"): value for key, value in layer.items()})
         problems: list[str] = []
+        merged = unfolded(merged)
         name = merged.get("method", cls.method)
         chosen = methods().get(name) if isinstance(name, str) else None
         knobs = dict(chosen.knobs) if chosen else {}
         settings: dict[str, Any] = {}
+        federated: dict[str, Any] = {}
         for key, value in merged.items():
             try:
                 if key in knobs:
                     knobs[key] = _converted(key, value, _knob_kind(key))
                 elif key in cls.known():
                     settings[key] = _converted(key, value, _KINDS[key])
+                elif key in Federation.known():
+                    federated[key] = _converted(key, value, Federation.KINDS[key])
                 elif chosen:
-                    problems.append(unknown("key", key, [*cls.known(), *knobs]))
+                    problems.append(unknown("key", key, [*cls.known(), *knobs, *Federation.known()]))
             except ConfigError as problem:
                 problems += problem.problems
         if settings.get("data") in _PAPER_DATA:
@@ -114,7 +125,8 @@ class Config:
         settings.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it
         if chosen and chosen.robust:
             settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
-        config = cls(**settings, knobs=knobs)
+        federation = Federation(**federated) if federated else None
+        config = cls(**settings, knobs=knobs, federation=federation)
         problems += config._problems(chosen, here)
         if problems:
             raise ConfigError(dict.fromkeys(problems))
@@ -145,6 +157,12 @@ class Config:
             found.append(f"threads must be at most {_MOST_THREADS}, not {self.threads}")
         if here and self.device == "cuda" and not torch.cuda.is_available():
             found.append("device 'cuda' was asked for, but torch sees no CUDA device here")
+        if not 0 <= self.momentum < 1:
+            found.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
+        if self.federation:
+            found += self.federation.problems()
         if self.seed < 0:
             found.append(f"seed must be >= 0, not {self.seed}")
         if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
@@ -169,20 +187,24 @@ class Config:
 
     def make_cost(self) -> Cost:
         """The transport cost: l2, lp:P or linf, with kappa for labels."""
-        return dataclasses.replace(_from_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
+        return dataclasses.replace(from_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
 
     def make_regularizer(self) -> Regularizer:
         """The regularizer: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or box:LO,HI."""
-        return _from_spec("regularizer", self.regularizer, REGULARIZERS)
+        return from_spec("regularizer", self.regularizer, REGULARIZERS)
 
     def make_gamma_rule(self) -> GammaRule | None:
         """The rule for gamma: multiplicative:LR, projected:LR, adam:LR or fixed; none means the method's own."""
-        return None if self.gamma_rule is None else _from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
+        return None if self.gamma_rule is None else from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its key, the method's knobs and the federation's among them."""
+        federated = dataclasses.asdict(self.federation) if self.federation else {}
+        return {key: getattr(self, key) for key in self.known()} | self.knobs | federated
 
     def to_toml(self) -> str:
         """The settings as TOML, flat; what is unset is left out."""
-        settings = {key: getattr(self, key) for key in self.known()} | self.knobs
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items() if value is not None)
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in self.settings().items() if value is not None)
 
     @classmethod
     def from_toml(cls, path: Path, *layers: Mapping[str, Any]) -> Config:
@@ -244,7 +266,7 @@ _KINDS: dict[str, type] = {
         ("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str
     ),
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
-    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min"), float),
+    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum"), float),
 }
 
 
@@ -268,19 +290,3 @@ def _spec_of(rule: GammaRule) -> str:
     """The text that names a rule, as GAMMA_RULES reads it."""
     (name,) = [name for name, (_, kind) in GAMMA_RULES.items() if kind is type(rule)]
     return f"{name}:{rule.lr:g}"
-
-
-def _from_spec(kind: str, spec: str, table: Mapping[str, tuple[int, Callable[..., T]]]) -> T:
-    """name or name:number,number -> the object it names."""
-    name, _, arguments = spec.partition(":")
-    if name not in table:
-        raise ConfigError([unknown(kind, name, table)])
-    count, build = table[name]
-    try:
-        numbers = [float(word) for word in arguments.split(",")] if arguments else []
-    except ValueError:
-        raise ConfigError([f"{kind} '{spec}': '{arguments}' is not a list of numbers"]) from None
-    if len(numbers) != count:
-        form = name if count == 0 else f"{name}:{','.join(['NUMBER'] * count)}"
-        raise ConfigError([f"{kind} '{spec}' should read {form}"])
-    return build(*numbers)

@@ -17,8 +17,9 @@ from rhobust.methods import methods
 from rhobust.progress import TrainingProgress
 from rhobust.report import gather, tables
 from rhobust.report.page import to_html
+from rhobust.runner import train_run
 from rhobust.runs import Run
-from rhobust.trainer import Observer, train_run
+from rhobust.trainer import Observer
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from rhobust.engines.federated import LocalWork
+from rhobust.aggregators import find_aggregator
+from rhobust.errors import ConfigError, unknown
+from rhobust.liars import find_lie
+from rhobust.partitions import find_partition
 
 METHODS = {
     "drfl": "spgda",
@@ -14,12 +20,10 @@ METHODS = {
     "drfl-literal": "spgda-literal",
     "fedavg": "erm",
 }
-"""Federated methods, and what their workers do: the composition of the central method of that name."""
+"""Federated methods, and what each of their workers does: the composition of a central method."""
 
 WEIGHTS = ("equal", "samples")
 SERVERS = ("step", "average")
-
-_FEDAVG_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -34,19 +38,26 @@ class Federation:
     """The share of workers that is asked in a round."""
     local_steps: int = 1
     local_rate: float = 0.1
-    """Step size of a worker that takes more than one step."""
+    """The step size of a worker that takes more than one step."""
     server: str = "step"
-    """`step`: the optimizer's on the aggregated gradient. `average`: theta as it is after the local steps, averaged."""
+    """`step`: the optimizer's, on the aggregated gradient. `average`: theta after the local steps, averaged."""
     aggregator: str = "mean"
     weights: str = "equal"
     """How uploads count: all alike, or by the samples behind them."""
     quorum: int = 1
     """The fewest useful uploads that make a round."""
     liars: int = 0
-    lie: str | None = None
-    """How so many of the simulated workers lie (`liars`)."""
+    """So many of the simulated workers lie."""
+    lie: str = "sign-flip"
+    """How they do (`liars`)."""
     evaluate_every: int | None = None
-    """Rounds between two looks at the test error; none: a tenth of all."""
+    """Rounds between two looks at the test error; none: never."""
+
+    KINDS: ClassVar[dict[str, type]] = {
+        **dict.fromkeys(("rounds", "workers", "local_steps", "quorum", "liars", "evaluate_every"), int),
+        **dict.fromkeys(("participation", "local_rate"), float),
+        **dict.fromkeys(("partition", "server", "aggregator", "weights", "lie"), str),
+    }
 
     @staticmethod
     def known() -> list[str]:
@@ -56,8 +67,67 @@ class Federation:
     @property
     def asked(self) -> int:
         """How many workers are asked in a round."""
-        return max(1, round(self.participation * self.workers + 0.4999999))
+        return max(1, math.ceil(self.participation * self.workers - 1e-9))
 
-    def work(self, batch_size: int, seed: int) -> LocalWork:
-        """What a worker does in a round."""
-        return LocalWork(batch_size, self.local_steps, self.local_rate, seed)
+    def method_name(self, central: str) -> str:
+        """What the federation of a central method is called."""
+        if self.server == "average":
+            return "fedavg" if central == "erm" else f"fedavg of {central}"
+        return next(
+            (name for name, of in METHODS.items() if of == central and name != "fedavg"), f"federated {central}"
+        )
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the settings."""
+        found = [
+            f"{key} must be > 0, not {value}"
+            for key in ("rounds", "workers", "local_steps", "local_rate", "quorum", "evaluate_every")
+            if (value := getattr(self, key)) is not None and not 0 < value < math.inf
+        ]
+        if not 0 < self.participation <= 1:
+            found.append(f"participation must be above 0 and at most 1, not {self.participation}")
+        for kind, name, names in (("server", self.server, SERVERS), ("weights", self.weights, WEIGHTS)):
+            if name not in names:
+                found.append(unknown(kind, name, names))
+        if not 0 <= self.liars < max(self.workers, 1):
+            found.append(f"liars must be at least 0 and fewer than the {self.workers} workers, not {self.liars}")
+        finders: tuple[tuple[Callable[[str], object], str], ...] = (
+            (find_aggregator, self.aggregator),
+            (find_partition, self.partition),
+            (find_lie, self.lie),
+        )
+        for find, spec in finders:
+            try:
+                find(spec)
+            except ConfigError as error:
+                found += error.problems
+        return found or self._numbers()
+
+    def _numbers(self) -> list[str]:
+        """What does not go together."""
+        fewest = find_aggregator(self.aggregator).fewest
+        found = []
+        if self.quorum > self.asked:
+            found.append(f"quorum is {self.quorum}, but only {self.asked} workers are asked in a round")
+        if fewest > self.asked:
+            found.append(
+                f"aggregator '{self.aggregator}' needs {fewest} uploads, but only {self.asked} workers are asked"
+            )
+        return found
+
+
+def unfolded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose method is a federated one, as the central method and the federation it stands for.
+
+    >>> unfolded({"method": "fedavg", "rounds": 100})
+    {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server': 'average'}
+    """
+    name = settings.get("method")
+    if name not in METHODS:
+        return dict(settings)
+    found = dict(settings) | {"method": METHODS[name]}
+    found.setdefault("rounds", Federation.rounds)
+    if name == "fedavg":
+        found.setdefault("local_steps", 5)
+        found["server"] = "average"
+    return found

@@ -25,6 +25,10 @@ _COLORS = {
     "spgd": "#0072B2",
     "spgda": "#009E73",
     "spgda-margin": "#56B4E9",
+    "drfl": "#009E73",
+    "drfl-spgd": "#0072B2",
+    "drfl-margin": "#56B4E9",
+    "fedavg": "#666666",
 }
 # Nothing is told by color alone.
 _MARKERS = {
@@ -35,6 +39,10 @@ _MARKERS = {
     "spgd": "s",
     "spgda": "P",
     "spgda-margin": "X",
+    "drfl": "P",
+    "drfl-spgd": "s",
+    "drfl-margin": "X",
+    "fedavg": "o",
 }
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 

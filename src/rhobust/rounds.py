@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rhobust.engines.federated import FederatedRecord, Server, Stream, Task, Upload
 from rhobust.interrupts import deferred_signals
+from rhobust.objective import RobustObjective
 from rhobust.runs import Run
 from rhobust.trainer import Observer
 
@@ -47,40 +48,57 @@ class Rounds:
     server: Server
     workers: Workers
     rounds: int
-    participation: float = 1.0
+    asked_each: int
+    """How many workers are asked in a round."""
     seed: int = 0
     judge: Judge | None = None
     judge_every: int | None = None
     run: Run | None = None
+    log_every: int = 1
     checkpoint_every: int = 50
     history: list[FederatedRecord] = field(default_factory=list)
 
     def asked(self, round_: int) -> list[str]:
         """The names of those who take part in a round."""
-        count = max(1, math.ceil(self.participation * len(self.workers.names)))
-        if count == len(self.workers.names):
+        if self.asked_each >= len(self.workers.names):
             return self.workers.names
         draws = Stream.PARTICIPANTS.draws(self.seed, round_)
-        chosen = sorted(draws.choice(len(self.workers.names), count, replace=False))
+        chosen = sorted(draws.choice(len(self.workers.names), self.asked_each, replace=False))
         return [self.workers.names[number] for number in chosen]
 
-    def train(self, observer: Observer | None = None) -> None:
-        """Every round from the server's on. With a run directory, signals take effect between two rounds."""
+    @property
+    def objective(self) -> RobustObjective:
+        """What is trained."""
+        return self.server.objective
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next round depends on."""
+        return self.server.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put back what `state` took."""
+        self.server.load_state_dict(state)
+
+    def train(self, observer: Observer | None = None, start: int = 0) -> None:
+        """Every round from `start` on. With a run directory, signals take effect between two rounds."""
         observer = observer or Observer()
-        observer.started(self.rounds, self.server.round, self.server.objective.radius or None)
+        observer.started(self.rounds, start, self.objective.radius or None)
+        named: set[str] = set()
         with deferred_signals(enabled=self.run is not None) as signals:
             while self.server.round < self.rounds:
                 record = self.workers.round(self.server, self.asked(self.server.round))
                 done = self.server.round
                 if self.judge and self.judge_every and (done % self.judge_every == 0 or done == self.rounds):
                     record = replace(record, errors=self.judge())
-                self.history.append(record)
-                for name, reason in record.dropped.items():
-                    observer.warned(f"round {record.step}: {name} was dropped: {reason}")
-                if self.run:
-                    self.run.log(record)
+                for name in record.dropped.keys() - named:  # once each: the metrics have every round
+                    observer.warned(f"round {record.step}: {name} was dropped: {record.dropped[name]}")
+                named |= record.dropped.keys()
+                if record.step % self.log_every == 0 or record.errors:
+                    self.history.append(record)
+                    if self.run:
+                        self.run.log(record)
                 observer.stepped(record)
                 if self.run and (signals or done % self.checkpoint_every == 0):
-                    self.run.save_checkpoint(done, self.server.state_dict())
+                    self.run.save_checkpoint(done, self.state())
                 if signals:
                     raise KeyboardInterrupt

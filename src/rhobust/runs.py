@@ -18,7 +18,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 
 import rhobust
 from rhobust.config import Config
+from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
 from rhobust.errors import RunError
 from rhobust.files import read_state, write_atomically, write_json, write_state
@@ -210,13 +211,12 @@ class Run:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics; none where it is not the JSON of a `Record`."""
+    """A line of the metrics; none where it is not the JSON of a `Record`, or of a round's."""
     try:
         record = json.loads(line)
-        numbers = asdict(Record(**record))
-        if numbers["accuracy"] is None:
-            del numbers["accuracy"]
-        sound = all(math.isfinite(number) for number in numbers.values())
+        made = FederatedRecord(**record) if "workers" in record else Record(**record)
+        numbers = [getattr(made, key.name) for key in fields(Record) if (key.name, made.accuracy) != ("accuracy", None)]
+        sound = all(math.isfinite(number) for number in numbers)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if sound else None

@@ -51,7 +51,11 @@ class Simulation(Workers):
     ) -> None:
         digits = len(str(len(shares)))
         super().__init__([f"worker-{number:0{digits}d}" for number in range(1, len(shares) + 1)])
-        self.objective, self.samples, self.shares, self.work = objective, samples, shares, work
+        # Put the shares one after another, once: then each is a slice, and no round copies more than its minibatches.
+        self.samples = samples[torch.cat(list(shares))]
+        ends = torch.tensor([len(share) for share in shares]).cumsum(0).tolist()
+        self.shares = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        self.objective, self.work = objective, work
         self.classes, self.liars, self.how, self.fuse = classes, liars, how, fuse
 
     def round(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
@@ -65,18 +69,18 @@ class Simulation(Workers):
         return uploads | self._lied(uploads, lying, task) if lying else uploads
 
     def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
-        sizes = {min(len(self.shares[self.number(name)]), self.work.batch_size) for name in asked}
+        sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
         plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
         random = getattr(self.objective.maximizer, "random_start", False)  # each worker has draws of its own
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
         task, objective = server.task(), self.objective
-        chosen = torch.cat([self._minibatch(task, self.number(name)) for name in sorted(asked)])
+        batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
         put(objective.model, task.theta)
         with torch.no_grad():
             objective.gamma.fill_(task.gamma)
-        surrogate = objective(self.samples.x[chosen], self.samples.y[chosen])
+        surrogate = objective(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
         objective.zero_grad()
         surrogate.value.backward()
         theta = flat_gradient(objective.model)
@@ -94,12 +98,15 @@ class Simulation(Workers):
             )
         )
 
-    def _minibatch(self, task: Task, number: int) -> Tensor:
-        share = self.shares[number]
-        return share[self.work.chosen(len(share), task.round, number)].to(self.samples.x.device)
+    def _own(self, number: int) -> Samples:
+        return self.samples[self.shares[number]]
+
+    def _minibatch(self, task: Task, number: int) -> Samples:
+        own = self._own(number)
+        return own[self.work.chosen(len(own), task.round, number).to(own.x.device)]
 
     def _upload(self, task: Task, number: int) -> Upload:
-        own = self.samples[self.shares[number].to(self.samples.x.device)]
+        own = self._own(number)
         if self._lies(number) and self.how == "label-flip":
             own = Samples(own.x, flipped(own.y, self.classes))
         return worker_gradient(self.objective, own, task, number, self.work)

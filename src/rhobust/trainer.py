@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from rhobust.batches import Batches, batches_of
-from rhobust.config import Config, read_toml
 from rhobust.costs import Cost
-from rhobust.data import DataSet, load_data
 from rhobust.engines.local import LocalEngine, Record
-from rhobust.errors import ConfigError, Refused, RunError
+from rhobust.errors import ConfigError, Refused
 from rhobust.interrupts import deferred_signals
 from rhobust.losses import cross_entropy
 from rhobust.methods import Method, find_method
-from rhobust.models import build_model
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.optim import GammaRule, ProximalOptimizer
 from rhobust.regularizers import Regularizer
@@ -81,6 +77,11 @@ class Trainer:
                         self.run.save_checkpoint(step, self.state())
                     if signals:
                         raise KeyboardInterrupt
+
+    @property
+    def objective(self) -> RobustObjective:
+        """What is trained."""
+        return self.engine.objective
 
     def state(self) -> dict[str, Any]:
         """Everything the next step depends on."""
@@ -205,13 +206,13 @@ def fit(
         bounds=bounds,
     )
     trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs)
-    with _seeded(seed, device):
+    with seeded(seed, device):
         trainer.train(observer)
     return Fit(engine.objective, engine.optimizer, trainer.history)
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device, threads: int | None = None) -> Iterator[None]:
+def seeded(seed: int, device: torch.device, threads: int | None = None) -> Iterator[None]:
     """The global generators seeded, and the number of threads set, for a while."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -221,61 +222,3 @@ def _seeded(seed: int, device: torch.device, threads: int | None = None) -> Iter
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
-    """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint."""
-    run = Run.find(path) if config is None else Run.vacant(path)
-    if run.finished:
-        return run
-    settings = config or Config.resolve(read_toml(run.config_path))
-    device = torch.device(settings.device)
-    data = load_data(settings.data, settings.data_dir, settings.limit)
-    with _seeded(settings.seed, device, settings.threads):
-        trainer = _trainer(settings, data, run, device)  # whatever is wrong with data or model, before a directory is
-        with run.locked():
-            if config is not None:
-                run.begin(config)
-            if not run.finished:  # by another process, meanwhile
-                _train(run, trainer, data, observer)
-    return run
-
-
-def _train(run: Run, trainer: Trainer, data: DataSet, observer: Observer | None) -> None:
-    start, state = run.restore((observer or Observer()).warned)
-    if state is not None:
-        try:
-            trainer.load_state(state)
-        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as problem:
-            raise RunError(f"the checkpoint of step {start} in {run.path} does not fit the run: {problem}") from None
-    trainer.train(observer, start)
-    objective = trainer.engine.objective
-    run.finish(
-        {
-            "model": dict(objective.model.state_dict()),
-            "gamma": float(objective.gamma.detach()),
-            "shape": list(data.train.x.shape[1:]),
-            "classes": data.classes,
-            "bounds": data.bounds,
-        }
-    )
-
-
-def _trainer(config: Config, data: DataSet, run: Run, device: torch.device) -> Trainer:
-    model = build_model(config.model, data.train.x.shape[1:], data.classes).to(device)
-    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimizer: torch.optim.Optimizer = kinds[config.optimizer](model.parameters(), lr=config.learning_rate)
-    engine = compose(
-        model,
-        cross_entropy,
-        config.make_method(),
-        radius=config.radius or 0.0,
-        optimizer=optimizer,
-        cost=config.make_cost(),
-        regularizer=config.make_regularizer(),
-        gamma_min=config.gamma_min,
-        gamma_rule=config.make_gamma_rule(),
-        bounds=data.bounds,
-    )
-    batches = batches_of(data.train, config.batch_size, config.seed, device)
-    return Trainer(engine, batches, config.epochs, run, config.log_every, config.checkpoint_every)

@@ -34,8 +34,8 @@ from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.files import _digest, read_state, write_state
 from rhobust.measurements import kept
 from rhobust.methods import methods
+from rhobust.runner import train_run
 from rhobust.runs import Run
-from rhobust.trainer import train_run
 
 T = TypeVar("T")
 Noise = list[tuple[str, float, bytes]] | bytes

@@ -52,4 +52,4 @@ def certify(
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:
-        figures.save(figures.certificate_curve(rows, subject.model.config.method), figure)
+        figures.save(figures.certificate_curve(rows, subject.model.config.name), figure)

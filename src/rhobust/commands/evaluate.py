@@ -74,9 +74,9 @@ def evaluate(
         if "shifts" in made:
             _show_shifts(made["shifts"].result, made["baseline"].result if baseline else None, run)
     if figure is not None:
-        shown = {subject.model.config.method: made["shifts"].result}
+        shown = {subject.model.config.name: made["shifts"].result}
         if baseline:
-            shown |= {f"{beside.model.config.method}, baseline": made["baseline"].result}
+            shown |= {f"{beside.model.config.name}, baseline": made["baseline"].result}
         means = {name: result["mean"] for name, result in shown.items()}
         figures.save(figures.shift_curves({name: _by_shift(result) for name, result in shown.items()}, means), figure)
     if json is not None:

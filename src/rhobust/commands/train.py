@@ -13,7 +13,7 @@ from rhobust.data import DATA
 from rhobust.errors import ConfigError
 from rhobust.models import MODELS
 from rhobust.progress import TrainingProgress, say
-from rhobust.trainer import train_run
+from rhobust.runner import train_run
 
 
 def train(
@@ -56,16 +56,29 @@ def train(
         "device": device,
     }
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if resume is not None:
-        if options or overrides or config or out:
-            raise ConfigError(["--resume continues a run with the settings it was started with; drop the others"])
-        path, settings, label = resume, None, f"resuming {resume}"
-    else:
-        if out is None:
-            raise ConfigError(["say where the run should go: --out DIRECTORY (or --resume DIRECTORY to continue one)"])
-        layers = [read_toml(config) if config else {}, options, parse_overrides(overrides or [])]
-        path, settings = out, Config.resolve(*layers)
-        label = f"{settings.method} on {settings.data}"
+    if resume is None:
+        path, settings = destination(out), Config.resolve(*layers(config, options, overrides))
+        run_training(path, settings, f"{settings.name} on {settings.data}", quiet)
+        return
+    if options or overrides or config or out:
+        raise ConfigError(["--resume continues a run with the settings it was started with; drop the others"])
+    run_training(resume, None, f"resuming {resume}", quiet)
+
+
+def destination(out: Path | None) -> Path:
+    """Where a new run goes; nobody but the user can say."""
+    if out is None:
+        raise ConfigError(["say where the run should go: --out DIRECTORY (or --resume DIRECTORY to continue one)"])
+    return out
+
+
+def layers(config: Path | None, options: dict[str, Any], overrides: list[str] | None) -> list[dict[str, Any]]:
+    """The file, the options, the KEY=VALUE words: later ones win."""
+    return [read_toml(config) if config else {}, options, parse_overrides(overrides or [])]
+
+
+def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -> None:
+    """Train, with progress and a line at the end; without settings, what is there goes on."""
     try:
         with TrainingProgress(ERR, label, quiet) as progress:
             run = train_run(path, settings, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.config import Config, parse_overrides
+from rhobust.federation import Federation
 from rhobust.measurements import Kind
 from rhobust.report import Report
 from rhobust.report.rows import Entry
@@ -20,7 +22,7 @@ _COMMANDS: dict[Kind, str] = {
     "audit": "audit",
 }
 # What a reader looks for first is said even where it is the default.
-_ALWAYS = ("data", "model", "method")
+_ALWAYS = ("data", "model", "method", "rounds")  # rounds make it a federation
 
 
 def commands(entry: Entry) -> list[str]:
@@ -33,7 +35,7 @@ def training(entry: Entry) -> str:
     config = entry.config
     radius = {} if config.radius is None else {"radius": config.radius}
     plain = Config.resolve({"method": config.method, "threads": 1}, radius)
-    usual = {key: getattr(plain, key) for key in plain.known()} | plain.knobs
+    usual = plain.settings() | (dataclasses.asdict(Federation()) if config.federation else {})
     # Sums depend on the device and the threads, and their defaults on the machine.
     usual |= {"radius": None, "device": None, "threads": None}
     own = {key: value for key, value in entry.settings.items() if key in _ALWAYS or value != usual[key]}

@@ -35,8 +35,7 @@ class Entry:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting that has a value, the method's knobs too."""
-        every = {key: getattr(self.config, key) for key in self.config.known()} | self.config.knobs
-        return {key: value for key, value in every.items() if value is not None}
+        return {key: value for key, value in self.config.settings().items() if value is not None}
 
     def result(self, kind: Kind) -> dict[str, Any] | None:
         """The numbers of one kind."""
@@ -108,7 +107,7 @@ class Row:
     @property
     def method(self) -> str:
         """Its name."""
-        return self.first.config.method
+        return self.first.config.name
 
     def spread(self, pick: Callable[[Entry], float | None]) -> Spread | None:
         """A number of every seed; none where a seed lacks it."""
@@ -128,13 +127,13 @@ def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:
 
 def _name(entry: Entry, others: Sequence[Entry]) -> str:
     """The method, and what sets this row apart from others of the same method."""
-    alike = [other.settings for other in others if other.config.method == entry.config.method]
+    alike = [other.settings for other in others if other.config.name == entry.config.name]
     apart = [
         f"{key.replace('_', ' ')} {shown(value)}"
         for key, value in entry.settings.items()
         if key != "seed" and any(other.get(key) != value for other in alike)
     ]
-    return ", ".join([entry.config.method, *apart])
+    return ", ".join([entry.config.name, *apart])
 
 
 def shown(value: object) -> str:
