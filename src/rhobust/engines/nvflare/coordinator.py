@@ -1,0 +1,109 @@
+"""The server's side of a federated training: the loop over rounds, with the sites called through the engine."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
+
+from rhobust.config import Config, read_toml
+from rhobust.data import load_data
+from rhobust.engines.federated import QuorumLost
+from rhobust.engines.nvflare.sites import Sites
+from rhobust.engines.nvflare.wire import Message
+from rhobust.errors import RhobustError
+from rhobust.files import write_json
+from rhobust.rounds import Rounds
+from rhobust.runner import carry_on, federation_of, server_of
+from rhobust.runs import Run
+from rhobust.trainer import Observer, seeded
+
+_LOG = logging.getLogger("rhobust.coordinator")
+
+
+class Coordinator:
+    """Runs the rounds into a run directory: a new one where there are settings, else the one that is there.
+
+    How it ended is written to `report`, for whoever submitted the training.
+    """
+
+    def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
+        self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def run(self) -> None:
+        """From the last checkpoint to the end."""
+        outcome = "finished"
+        try:
+            self._train()
+        except RunAborted:
+            outcome = "stopped"
+            raise
+        except Exception as problem:
+            outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"
+            raise
+        finally:
+            write_json(Path(self.report), {"outcome": outcome})
+
+    def _train(self) -> None:
+        run = Run.vacant(Path(self.out)) if self.config else Run.find(Path(self.out))
+        config = Config.resolve(tomllib.loads(self.config) if self.config else read_toml(run.config_path))
+        data = load_data(config.data, config.data_dir, config.limit)
+        device = torch.device(config.device)
+        settings: Message = {
+            "config": config.to_toml(),
+            "shape": list(data.train.x.shape[1:]),
+            "classes": data.classes,
+            "bounds": list(data.bounds),
+        }
+        with seeded(config.seed, device, config.threads), run.locked():
+            server = server_of(config, data, device)
+            if self.config:
+                run.begin(config)
+            if run.finished:
+                return
+            federation = federation_of(config)
+            present = [client.name for client in collab.clients]
+            rounds = Rounds(
+                server,
+                Sites(self.sites, present, settings, self.deadline, _call),
+                federation.rounds,
+                federation.asked,
+                seed=config.seed,
+                run=run,
+                log_every=config.log_every,
+                checkpoint_every=config.checkpoint_every or 50,
+            )
+            try:
+                carry_on(run, rounds, data, _Log())
+            except (RunAborted, QuorumLost):  # raised before a round changed anything
+                run.save_checkpoint(server.round, rounds.state())
+                raise
+
+
+class _Log(Observer):
+    """What should be known of a training, in the server's log."""
+
+    def warned(self, message: str) -> None:
+        _LOG.warning(message)
+
+
+def _call(
+    names: Sequence[str], function: str, argument: Message, seconds: float
+) -> tuple[Mapping[str, object], Mapping[str, str]]:
+    """One function of several sites at once."""
+    found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
+    return dict(found), {name: _reason(error, seconds) for name, error in found.failures.items()}
+
+
+def _reason(error: Exception, seconds: float) -> str:
+    """Why a call failed, in one line."""
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {seconds:g} s"
+    return f"cannot be reached: {' '.join(str(cause).split())[:200]}"

@@ -1,0 +1,26 @@
+"""How a site runs its part of a training: in a process of its own, whose sudden death is no reason to stop the others."""
+
+from __future__ import annotations
+
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+
+
+class PatientLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
+    """The engine's launcher, but for what it tells the server of a process that was killed.
+
+    The engine ends the whole training when one site's process fails. The coordinator notices by itself who does not
+    answer, and goes on with the others.
+    """
+
+    def launch_job(self, job_meta: dict[str, object], fl_ctx: object) -> JobHandleSpec:
+        """Start the process."""
+        handle = super().launch_job(job_meta, fl_ctx)
+        poll = handle.poll
+
+        def patient() -> object:
+            code = poll()
+            return code if code == JobReturnCode.SUCCESS else JobReturnCode.UNKNOWN
+
+        handle.poll = patient
+        return handle

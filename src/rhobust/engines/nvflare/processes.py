@@ -1,0 +1,171 @@
+"""The processes of a federation on this machine: a server, sites, each in its own kit, each with a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rhobust.engines.nvflare.kits import SERVER, FederationError, place_stores
+from rhobust.errors import RunError
+from rhobust.files import write_json
+
+_PATIENCE = 60.0  # seconds for a process to come up
+_GRACE = 5.0  # seconds to end by itself before it is killed
+_JOINED = b"Successfully registered client"
+
+
+@dataclass(frozen=True)
+class Party:
+    """The server or a site, by the kit that is on this machine."""
+
+    kit: Path
+
+    @property
+    def name(self) -> str:
+        return self.kit.name
+
+    @property
+    def is_server(self) -> bool:
+        return (self.kit / "startup" / "fed_server.json").exists()
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what went wrong."""
+        return self.kit / "log.txt"
+
+    def process(self) -> psutil.Process | None:
+        """Its process, if it runs."""
+        try:
+            noted = json.loads((self.kit / "process.json").read_text())
+            process = psutil.Process(noted["pid"])
+            same = process.create_time() == noted["created"] and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return None
+        return process if same else None
+
+    def start(self) -> None:
+        """Start it, if it does not run, and wait until it is up: the server listens, a site has joined."""
+        if self.process():
+            return
+        if self.is_server:
+            place_stores(self.kit)
+            self._refuse_taken_port()
+        before = self.log.stat().st_size if self.log.exists() else 0
+        with (self.kit / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                self._command(), cwd=self.kit, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        created = psutil.Process(process.pid).create_time()
+        write_json(self.kit / "process.json", {"pid": process.pid, "created": created})
+        up = self._listens if self.is_server else lambda: self._has_joined(before)
+        try:
+            _wait(up, lambda: process.poll() is None, _PATIENCE)
+        except TimeoutError as problem:
+            self.stop()
+            what = "does not come up" if self.is_server else "cannot join: is the server up, and is the kit from it?"
+            raise FederationError(f"{self.name} {what} ({problem}; {self.log} says more)") from None
+
+    def stop(self) -> None:
+        """End it and whatever it started; at once where it does not end by itself."""
+        process = self.process()
+        if process is None:
+            return
+        family = [*process.children(recursive=True), process]
+        for member in family:
+            _gently(member.terminate)
+        for member in psutil.wait_procs(family, timeout=_GRACE)[1]:
+            _gently(member.kill)
+        psutil.wait_procs(family, timeout=_GRACE)
+
+    def _command(self) -> list[str]:
+        kind = "server" if self.is_server else "client"
+        who = [] if self.is_server else [f"uid={self.name}"]
+        return [
+            *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"),
+            *("-m", str(self.kit), "-s", f"fed_{kind}.json"),
+            *("--set", "secure_train=true", *who, "org=rhobust", "config_folder=config"),
+        ]
+
+    def _address(self) -> tuple[str, int]:
+        target = json.loads((self.kit / "startup" / "fed_server.json").read_text())["servers"][0]["service"]["target"]
+        host, port = target.rsplit(":", 1)
+        return host, int(port)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self._address(), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def _refuse_taken_port(self) -> None:
+        if self._listens():
+            raise FederationError(f"port {self._address()[1]} is taken by another program; init again with another --port")
+
+    def _has_joined(self, before: int) -> bool:
+        if not self.log.exists():
+            return False
+        with self.log.open("rb") as file:
+            file.seek(before if before <= self.log.stat().st_size else 0)
+            return _JOINED in file.read()
+
+
+def parties(path: Path, only: str | None = None) -> list[Party]:
+    """The server and the sites whose kits are in a directory, the server first; or one of them."""
+    kits = [path / only] if only else sorted(path.glob("*"))
+    found = [Party(kit.resolve()) for kit in kits if any((kit / "startup").glob("fed_[sc]*.json"))]
+    if not found:
+        what = f"a kit {only}" if only else "kits"
+        raise RunError(f"{path} holds no {what}; make them with rhobust federation init --out {path}")
+    return sorted(found, key=lambda party: (not party.is_server, party.name))
+
+
+def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
+    """Start them, one after the other; if one does not come up, those that this call started are stopped again."""
+    started: list[Party] = []
+    try:
+        for party in found:
+            if party.process():
+                tell(f"{party.name} runs already")
+                continue
+            started.append(party)
+            party.start()
+            tell(f"{party.name} is up")
+    except BaseException:
+        for party in reversed(started):
+            party.stop()
+        raise
+
+
+def stop(found: Sequence[Party], tell: Callable[[str], None]) -> None:
+    """Stop them, the server last."""
+    for party in reversed(found):
+        if party.process():
+            party.stop()
+            tell(f"{party.name} is stopped")
+
+
+def _wait(done: Callable[[], bool], alive: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        if not alive():
+            raise TimeoutError("its process ended")
+        if time.monotonic() > until:
+            raise TimeoutError(f"waited {seconds:g} s")
+        time.sleep(0.05)
+
+
+def _gently(act: Callable[[], None]) -> None:
+    try:
+        act()
+    except psutil.NoSuchProcess:
+        pass

@@ -1,0 +1,134 @@
+"""A site: it holds data that nobody else sees, and answers a task with the gradient of its own objective."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.collab import collab
+
+from rhobust.config import Config, read_toml
+from rhobust.data import DataSet, Samples, load_data
+from rhobust.engines.federated import LocalWork, worker_gradient
+from rhobust.engines.nvflare.wire import Message, from_upload, to_task
+from rhobust.errors import ConfigError, DataError, RhobustError, unknown
+from rhobust.objective import RobustObjective
+from rhobust.runner import engine_of, work_of
+
+_LOG = logging.getLogger("rhobust.site")
+_KEYS = {"data": str, "data_dir": str, "share": str}
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a site's own file, site.toml, says of its data."""
+
+    data: str
+    data_dir: str | None = None
+    share: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> LocalData:
+        """The file's settings; one error lists every problem."""
+        found = read_toml(path)
+        problems = [unknown("key", key, _KEYS) for key in found if key not in _KEYS]
+        problems += [f"{key} must be text" for key in _KEYS if not isinstance(found.get(key, ""), str)]
+        if "data" not in found:
+            problems.append("data is missing: a name or a path")
+        if problems:
+            raise ConfigError(f"{path}: {problem}" for problem in problems)
+        local = cls(**found)
+        local.part(1)  # what is wrong with the share is said now
+        return local
+
+    def load(self) -> DataSet:
+        """The data; training samples only those of the share."""
+        data = load_data(self.data, self.data_dir)
+        return DataSet(data.name, data.train[self.part(len(data.train))], data.test, data.bounds, data.classes)
+
+    def part(self, samples: int) -> slice:
+        """Which of so many samples are this site's: all, or every n-th from the k-th on, for a share of "k/n".
+
+        >>> LocalData("digits", share="2/3").part(8)
+        slice(1, 8, 3)
+        """
+        if self.share is None:
+            return slice(0, samples)
+        try:
+            k, n = (int(word) for word in self.share.split("/"))
+        except ValueError:
+            k, n = 0, 0
+        if not 1 <= k <= n:
+            raise ConfigError([f"share must read k/n with 1 <= k <= n, such as 1/3, not '{self.share}'"])
+        return slice(k - 1, samples, n)
+
+
+@dataclass(frozen=True)
+class Post:
+    """Everything a site needs to answer: what is trained, on what, and its number among the workers."""
+
+    objective: RobustObjective
+    samples: Samples
+    work: LocalWork
+    number: int
+
+    @classmethod
+    def built(cls, settings: Message, local: LocalData, name: str) -> Post:
+        """From the coordinator's settings and the site's own data, which must fit each other."""
+        config = Config.resolve(tomllib.loads(settings["config"]), here=False)
+        data = local.load()
+        shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
+        if data.train.x.shape[1:] != shape:
+            raise DataError(f"samples here are {tuple(data.train.x.shape[1:])}, the model takes {tuple(shape)}")
+        if int(data.train.y.max()) >= classes:
+            raise DataError(f"the label {int(data.train.y.max())} is here, but the model has {classes} classes")
+        low, high = float(data.train.x.min()), float(data.train.x.max())
+        if not bounds[0] <= low <= high <= bounds[1]:
+            raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
+        device = torch.device(config.device if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(config.threads or 1)
+        common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
+        objective = engine_of(config, common, device).objective
+        return cls(objective, data.train, work_of(config), settings["workers"].index(name))
+
+
+class Site:
+    """What the coordinator may call. Answers are plain values; of a failure only its kind leaves the site."""
+
+    def __init__(self) -> None:
+        self._post: Post | None = None
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def prepare(self, settings: dict) -> dict:  # type: ignore[type-arg]
+        """Load the data and build the model, once; the answer is how many samples there are."""
+        return _answered(lambda: self._prepared(settings, Path(collab.workspace.get_root_dir()), collab.site_name))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def gradient(self, task: dict) -> dict:  # type: ignore[type-arg]
+        """The upload for a task."""
+        return _answered(lambda: self._gradient(task))
+
+    def _prepared(self, settings: Message, root: Path, name: str) -> Message:
+        if self._post is None:
+            self._post = Post.built(settings, LocalData.read(root / "site.toml"), name)
+        return {"samples": len(self._post.samples)}
+
+    def _gradient(self, task: Message) -> Message:
+        if self._post is None:
+            raise RhobustError("a task before the settings")
+        post = self._post
+        return from_upload(worker_gradient(post.objective, post.samples, to_task(task), post.number, post.work))
+
+
+def _answered(work: Callable[[], Message]) -> dict[str, Any]:
+    """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log."""
+    try:
+        return work()
+    except Exception as problem:
+        _LOG.exception("cannot answer")
+        return {"problem": type(problem).__name__}
