@@ -156,9 +156,11 @@ def test_flags_audits_and_hostile_names_are_shown_as_text(made: Path, runs: list
 
 
 def test_a_measurement_of_another_model_does_not_count(runs: list[Path], tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(runs[0], run)
-    shutil.copy(runs[1] / "evaluation.json", run)  # another model's
+    shutil.copytree(runs[1], other)
+    command("evaluate", other, "--samples", "20")
+    shutil.copy(other / "evaluation.json", run)
     command("report", run, "--samples", "30", "--out", tmp_path / "r.json")
     (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert row["runs"][0]["evaluation"]["samples"] == 30
