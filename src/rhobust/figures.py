@@ -79,7 +79,7 @@ def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> F
         for method, by_attack in errors.items():
             points = sorted(by_attack[attack].items())
             axis.plot(*zip(*points, strict=True), label=method, **style(method))
-        axis.set_title(f"{attack.upper()} attack")
+        axis.set_title("the worst of all attacks" if attack == "worst" else f"{attack.upper()} attack")
         axis.set_xlabel("epsilon (pixels in [-1, 1])")
         axis.set_ylim(0, 1)
         axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
