@@ -14,6 +14,7 @@ from rhobust.commands.certify import certify
 from rhobust.commands.demo import demo
 from rhobust.commands.evaluate import evaluate
 from rhobust.commands.federate import federate
+from rhobust.commands.federation import federation
 from rhobust.commands.methods import methods
 from rhobust.commands.radius import radius
 from rhobust.commands.report import report
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 for command in (train, federate, evaluate, certify, audit, radius, report, methods, demo):
     app.command()(command)
+app.add_typer(federation, name="federation")
 
 
 def _version(asked: bool) -> None:

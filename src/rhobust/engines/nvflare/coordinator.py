@@ -19,9 +19,12 @@ from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
 from rhobust.files import write_json
 from rhobust.rounds import Rounds
+from rhobust.runner import _judge as judge_of
 from rhobust.runner import carry_on, federation_of, server_of
 from rhobust.runs import Run
 from rhobust.trainer import Observer, seeded
+
+FINISHED, STOPPED = "finished", "stopped"
 
 _LOG = logging.getLogger("rhobust.coordinator")
 
@@ -38,11 +41,11 @@ class Coordinator:
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
         """From the last checkpoint to the end."""
-        outcome = "finished"
+        outcome = FINISHED
         try:
             self._train()
         except RunAborted:
-            outcome = "stopped"
+            outcome = STOPPED
             raise
         except Exception as problem:
             outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"
@@ -75,6 +78,8 @@ class Coordinator:
                 federation.rounds,
                 federation.asked,
                 seed=config.seed,
+                judge=judge_of(server.objective.model, data, device),
+                judge_every=federation.evaluate_every,
                 run=run,
                 log_every=config.log_every,
                 checkpoint_every=config.checkpoint_every or 50,

@@ -8,71 +8,85 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nvflare.collab.runtime.controller import CollabController
 from nvflare.collab.runtime.executor import CollabExecutor
+from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.job_config.api import FedJob
 
 from rhobust.config import Config
 from rhobust.engines.federated import FederatedRecord
-from rhobust.engines.nvflare.coordinator import Coordinator
+from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator
 from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
 from rhobust.engines.nvflare.site import Site
 from rhobust.runner import federation_of
 from rhobust.runs import Run
 from rhobust.trainer import Observer
 
-_LOGIN = 10.0  # seconds
-_LOOK = 2.0  # seconds between two looks at who is connected
-_STOP = 30.0  # seconds for a stopped training to write its checkpoint
-_FINISHED = "FINISHED:"
+_LOGIN = 10.0  # seconds to reach the server
+_LOOK = 2.0  # seconds between two looks at who is there
+_STOP = 30.0  # seconds for a training to write its checkpoint
+_SILENCE = 60.0  # seconds without an answer from the server after which it is given up
+_FRESH = 15.0  # seconds since a site was heard of; it calls every ten
+_POLL = 0.2  # seconds between two questions of a site for its first task
+_PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
 
 
-def job_of(coordinator: Coordinator) -> FedJob:
-    """The training as the engine takes it: the names of our two classes and the settings; no code."""
+def job_of(coordinator: Coordinator, sites: Sequence[str]) -> FedJob:
+    """The training as the engine takes it, for these sites: the names of our two classes and settings; no code."""
     job = FedJob(name="rhobust", min_clients=1)
     job.set_app_packages(["rhobust"])
     server = job.to_server(coordinator, id="coordinator")
     job.to_server(CollabController(server_obj_id=server), id="controller")
-    client = job.to_clients(Site(), id="site")
-    job.to_clients(CollabExecutor(client_obj_id=client), id="executor", tasks=["*"])
+    job.to_server({"server": {"task_request_interval": _POLL}})
+    for name in sites:
+        client = job.to(Site(), name, id="site")
+        job.to(CollabExecutor(client_obj_id=client), name, id="executor", tasks=["*"])
+        job.to({"default_task_fetch_interval": _POLL}, name)
     return job
 
 
 @contextlib.contextmanager
 def admin(kits: Kits) -> Iterator[Session]:
-    """The server's ear."""
+    """A conversation with the server; whatever cannot be said in it is a `FederationError`."""
+    session = None
     try:
         with _hushed():
             session = new_secure_session(ADMIN, str(kits.admin), timeout=_LOGIN)
+        yield session
+    except FederationError:
+        raise
     except Exception as problem:
         raise FederationError(
-            f"the server at {kits.host}:{kits.port} cannot be reached ({problem}); "
-            f"start it with rhobust federation start {kits.path}"
+            f"the server at {kits.host}:{kits.port} cannot be reached ({' '.join(str(problem).split())}); "
+            f"start it with: rhobust federation start {kits.path}"
         ) from None
-    try:
-        yield session
     finally:
         with _hushed(), contextlib.suppress(Exception):
-            session.close()
+            if session is not None:
+                session.close()
 
 
-def connected(session: Session) -> dict[str, float]:
-    """The sites that are connected now, and when each was heard of last."""
-    return {client.name: client.last_connect_time for client in session.get_connected_client_list()}
+def present(session: Session, names: Sequence[str] = ()) -> dict[str, bool]:
+    """The sites (of these, or of all) that are there now, and whether each is at work."""
+    with _hushed():
+        try:
+            found = session.get_client_job_status(list(names) or None) or []
+        except NoClientsAvailable:
+            return {}
+    return {one["client_name"]: one["status"] != "no_jobs" for one in found if one["status"] != "no_reply"}
 
 
 @dataclass
 class Submission:
-    """A training that a federation is asked for.
+    """A training that a federation is asked for, into a run directory on the server's machine.
 
-    The server takes it through as many of the engine's jobs as needed: one, unless a site that was lost comes back. Then
-    the job is stopped with a checkpoint, and the next goes on from there with everybody.
+    The server takes it through as many of the engine's jobs as needed: one, unless a site that was lost comes back.
+    Then the job is stopped with a checkpoint, and the next goes on from there with everybody.
     """
 
     kits: Kits
@@ -80,98 +94,122 @@ class Submission:
     deadline: float
     observer: Observer
     config: Config | None = None
-    _seen: int = field(default=0, init=False)
+    _read: int = field(default=0, init=False)
+    _dropped: frozenset[str] = field(default=frozenset(), init=False)
+    _pause: float = field(default=_PAUSE, init=False)
+    _not_before: float = field(default=0.0, init=False)
 
     def follow(self) -> Run:
         """Until the model is there. An interrupt stops the training after a checkpoint."""
-        run = Run(self.out.resolve())
-        known = run.config() if self.config is None else self.config
-        needed = federation_of(known).quorum
-        self.observer.started(federation_of(known).rounds, 0, known.radius)
+        run = Run.find(self.out.resolve()) if self.config is None else Run.vacant(self.out.resolve())
+        known = self.config or run.config()
         with admin(self.kits) as session:
             while not run.finished:
-                present = sorted(connected(session))
-                if len(present) < needed:
-                    absent = ", ".join(site for site in self.kits.sites if site not in present)
-                    raise FederationError(f"{needed} sites are needed and {len(present)} are connected; missing: {absent}")
-                self._one_job(session, run, present)
+                lines = len(run.metrics())
+                self.observer.started(federation_of(known).rounds, lines, known.radius)
+                self._read = run.metrics_path.stat().st_size if lines else 0
+                self._take_part(session, run, known)
                 self.config = None  # whatever comes next goes on from here
         return run
 
-    def _one_job(self, session: Session, run: Run, present: list[str]) -> None:
+    def _take_part(self, session: Session, run: Run, known: Config) -> None:
+        there, needed = sorted(present(session)), federation_of(known).quorum
+        if len(there) < needed:
+            absent = ", ".join(site for site in self.kits.sites if site not in there)
+            raise FederationError(f"{needed} sites are needed and {len(there)} are there; missing: {absent}")
         report = self.kits.path / "reports" / f"{uuid.uuid4()}.json"
         settings = "" if self.config is None else self.config.to_toml()
         coordinator = Coordinator(str(run.path), str(report), list(self.kits.sites), self.deadline, settings)
-        job = self._submitted(session, coordinator)
+        with tempfile.TemporaryDirectory() as folder, _hushed():
+            job_of(coordinator, there).export_job(folder)
+            job = str(session.submit_job(str(Path(folder) / "rhobust")))
         try:
-            ended = self._watched(session, run, job, report, present)
+            again = self._watched(session, run, job, report)
         except BaseException:
-            self._stopped(session, job, report)
+            _stop(session, job, report)
             raise
         finally:
             outcome = _outcome(report)
             report.unlink(missing_ok=True)
         self._show(run)
-        if outcome not in ("finished", "stopped") or (outcome == "stopped" and ended):
-            raise FederationError(outcome if outcome != "nothing" else f"the training ended without a word ({ended})")
+        if outcome != FINISHED and not (again and outcome == STOPPED):
+            raise FederationError(
+                outcome or f"the training was lost; {self.kits.path / 'server' / 'log.txt'} says more"
+            )
 
-    def _submitted(self, session: Session, coordinator: Coordinator) -> str:
-        with tempfile.TemporaryDirectory() as folder, _hushed():
-            job_of(coordinator).export_job(folder)
-            return str(session.submit_job(str(Path(folder) / "rhobust")))
-
-    def _watched(self, session: Session, run: Run, job: str, report: Path, present: list[str]) -> str:
-        """Show what happens until the job has ended (how, is the answer) or should make room for the next ("")."""
-        looked = time.monotonic()
-        while True:
+    def _watched(self, session: Session, run: Run, job: str, report: Path) -> bool:
+        """Show what happens until the job has ended, or had to, because a site is back: whether there is another."""
+        look, waiting, silent_since = time.monotonic() + _LOOK, set[str](), None
+        while not _outcome(report):
             self._show(run)
-            if _outcome(report) == "finished":
-                return ""
-            if time.monotonic() - looked > _LOOK:
-                looked = time.monotonic()
-                with _hushed():
-                    status = str(session.get_job_status(job))
-                    back = sorted(set(connected(session)) - set(present))
-                if status.startswith(_FINISHED):
-                    return status
-                if back:
-                    self.observer.warned(f"{', '.join(back)} came back; going on with everybody from a checkpoint")
-                    self._stopped(session, job, report)
-                    return ""
+            if (now := time.monotonic()) > look:
+                look = now + _LOOK
+                try:
+                    with _hushed():
+                        status = str(session.get_job_status(job))
+                    back = self._idle(session) if now > self._not_before else set()
+                    silent_since = None
+                except Exception as problem:  # a busy server may miss a question; one that is gone misses them all
+                    silent_since = silent_since or now
+                    if now - silent_since > _SILENCE or not self.kits.answers():
+                        raise FederationError(f"the server is gone: {' '.join(str(problem).split())}") from None
+                    continue
+                if status.startswith("FINISHED:"):
+                    return False
+                if (back & waiting) and not _outcome(report):  # seen twice: it has settled
+                    self.observer.warned(f"{', '.join(sorted(back))} came back; going on with everybody")
+                    self._not_before, self._pause = now + self._pause, 2 * self._pause
+                    _stop(session, job, report)
+                    return True
+                waiting = back
             time.sleep(0.1)
+        return False
 
-    def _stopped(self, session: Session, job: str, report: Path) -> None:
-        """Have the job end after a checkpoint."""
-        with _hushed(), contextlib.suppress(Exception):
-            session.abort_job(job)
-        until = time.monotonic() + _STOP
-        while _outcome(report) == "nothing" and time.monotonic() < until:
-            time.sleep(0.1)
+    def _idle(self, session: Session) -> set[str]:
+        """Those who were dropped, but are there and have nothing to do."""
+        with _hushed():
+            clients = session.get_connected_client_list() if self._dropped else []
+        heard = [
+            one.name for one in clients if one.name in self._dropped and time.time() - one.last_connect_time < _FRESH
+        ]
+        return {name for name, busy in present(session, heard).items() if not busy} if heard else set()
 
     def _show(self, run: Run) -> None:
         """Rounds that were logged since the last look, to the observer."""
         if not run.metrics_path.exists():
             return
+        self._read = min(self._read, run.metrics_path.stat().st_size)  # a resumed run is cut back to its checkpoint
         with run.metrics_path.open("rb") as file:
-            file.seek(self._seen)
+            file.seek(self._read)
             for line in file:
                 if line.endswith(b"\n"):
-                    self._seen += len(line)
+                    self._read += len(line)
                     self._tell(FederatedRecord(**json.loads(line)))
 
     def _tell(self, record: FederatedRecord) -> None:
+        """A round; who is dropped only when that is news."""
         for name, reason in record.dropped.items():
-            self.observer.warned(f"round {record.step}: {name} was dropped: {reason}")
+            if name not in self._dropped:
+                self.observer.warned(f"round {record.step}: {name} was dropped: {reason}")
+        self._dropped = frozenset(record.dropped)
         self.observer.stepped(record)
 
 
+def _stop(session: Session, job: str, report: Path) -> None:
+    """Have a job end after a checkpoint, and wait for it."""
+    with _hushed(), contextlib.suppress(Exception):
+        session.abort_job(job)
+        until = time.monotonic() + _STOP
+        while not _outcome(report) and time.monotonic() < until:
+            time.sleep(0.1)
+
+
 def _outcome(report: Path) -> str:
-    """What the coordinator reported, or "nothing"."""
+    """What the coordinator reported; nothing yet is empty."""
     try:
-        found: dict[str, Any] = json.loads(report.read_text())
-        return str(found["outcome"])
+        return str(json.loads(report.read_text())["outcome"])
     except (OSError, ValueError, KeyError):
-        return "nothing"
+        return ""
 
 
 @contextlib.contextmanager

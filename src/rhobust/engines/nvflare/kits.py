@@ -6,8 +6,8 @@
     fed/site-1/, ...        a kit for each site, to be carried to its machine; site.toml there names its data
     fed/admin/              the kit of whoever submits trainings
 
-Every party runs the rhobust that is installed on its machine and nothing that is sent to it: only our two classes and the
-two of the engine that carry calls are on the lists of what a job may name, and nobody has the right to send code.
+Every party runs the rhobust that is installed on its machine and nothing that is sent to it: only our two classes and
+the two of the engine that carry calls are on the lists of what a job may name, and nobody has the right to send code.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import io
 import json
 import shutil
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,6 +76,14 @@ class Kits:
         """Where the kit for submitting is."""
         return self.path / "admin"
 
+    def answers(self) -> bool:
+        """Whether somebody listens where the server should."""
+        try:
+            socket.create_connection((self.host, self.port), timeout=2).close()
+        except OSError:
+            return False
+        return True
+
 
 def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
     """Provision: an authority, a server, sites and one who may submit, with mutual TLS between them."""
@@ -111,7 +120,7 @@ def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
 
 def _provisioned(work: Path, host: str, port: int, sites: Sequence[str]) -> Path:
     """The engine's own kits, in a folder each."""
-    from nvflare.lighter.ctx import CtxKey  # type: ignore[attr-defined]
+    from nvflare.lighter.ctx import CtxKey
     from nvflare.lighter.entity import Project, participant_from_dict
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.impl.signature import SignatureBuilder
@@ -172,6 +181,7 @@ def place_stores(kit: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(stores / "snapshots")
     components = {part["id"]: part for part in resources["components"]}
     components["job_manager"]["args"]["uri_root"] = str(stores / "jobs")
+    components["job_scheduler"]["args"]["min_schedule_interval"] = 1.0
     del components["log_receiver"]
     resources["components"] = list(components.values())
     write_json(kit / "local" / "resources.json", resources)

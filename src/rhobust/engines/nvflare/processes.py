@@ -1,9 +1,9 @@
-"""The processes of a federation on this machine: a server, sites, each in its own kit, each with a process of its own."""
+"""The processes of a federation on this machine: the server, the sites, each started from its own kit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
-from rhobust.engines.nvflare.kits import SERVER, FederationError, place_stores
+from rhobust.engines.nvflare.kits import FederationError, place_stores
 from rhobust.errors import RunError
 from rhobust.files import write_json
 
@@ -52,27 +52,37 @@ class Party:
             return None
         return process if same else None
 
-    def start(self) -> None:
-        """Start it, if it does not run, and wait until it is up: the server listens, a site has joined."""
-        if self.process():
-            return
+    def launch(self) -> Callable[[], None]:
+        """Start it; the call that comes back waits until it is up: the server listens, a site has joined."""
         if self.is_server:
             place_stores(self.kit)
             self._refuse_taken_port()
         before = self.log.stat().st_size if self.log.exists() else 0
         with (self.kit / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                self._command(), cwd=self.kit, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                self._command(),
+                cwd=self.kit,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
             )
         created = psutil.Process(process.pid).create_time()
         write_json(self.kit / "process.json", {"pid": process.pid, "created": created})
-        up = self._listens if self.is_server else lambda: self._has_joined(before)
-        try:
-            _wait(up, lambda: process.poll() is None, _PATIENCE)
-        except TimeoutError as problem:
-            self.stop()
-            what = "does not come up" if self.is_server else "cannot join: is the server up, and is the kit from it?"
-            raise FederationError(f"{self.name} {what} ({problem}; {self.log} says more)") from None
+
+        def wait() -> None:
+            until = time.monotonic() + _PATIENCE
+            while not (self._listens() if self.is_server else self._has_joined(before)):
+                ended = process.poll() is not None
+                if ended or time.monotonic() > until:
+                    why = "its process ended" if ended else f"waited {_PATIENCE:g} s"
+                    what = (
+                        "does not come up" if self.is_server else "cannot join; is the server up, and the kit its own?"
+                    )
+                    raise FederationError(f"{self.name} {what} ({why}; {self.log} says more)")
+                time.sleep(0.05)
+
+        return wait
 
     def stop(self) -> None:
         """End it and whatever it started; at once where it does not end by itself."""
@@ -109,7 +119,9 @@ class Party:
 
     def _refuse_taken_port(self) -> None:
         if self._listens():
-            raise FederationError(f"port {self._address()[1]} is taken by another program; init again with another --port")
+            raise FederationError(
+                f"port {self._address()[1]} is taken by another program; init again with another --port"
+            )
 
     def _has_joined(self, before: int) -> bool:
         if not self.log.exists():
@@ -130,18 +142,21 @@ def parties(path: Path, only: str | None = None) -> list[Party]:
 
 
 def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
-    """Start them, one after the other; if one does not come up, those that this call started are stopped again."""
-    started: list[Party] = []
+    """Start them, the sites at once; if one does not come up, those that this call started are stopped again."""
+    waits: dict[Party, Callable[[], None]] = {}
     try:
         for party in found:
             if party.process():
                 tell(f"{party.name} runs already")
                 continue
-            started.append(party)
-            party.start()
+            waits[party] = party.launch()
+            if party.is_server:
+                waits[party]()
+        for party, wait in waits.items():
+            wait()
             tell(f"{party.name} is up")
     except BaseException:
-        for party in reversed(started):
+        for party in waits:
             party.stop()
         raise
 
@@ -154,18 +169,6 @@ def stop(found: Sequence[Party], tell: Callable[[str], None]) -> None:
             tell(f"{party.name} is stopped")
 
 
-def _wait(done: Callable[[], bool], alive: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        if not alive():
-            raise TimeoutError("its process ended")
-        if time.monotonic() > until:
-            raise TimeoutError(f"waited {seconds:g} s")
-        time.sleep(0.05)
-
-
 def _gently(act: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         act()
-    except psutil.NoSuchProcess:
-        pass

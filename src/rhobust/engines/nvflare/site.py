@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,16 +103,17 @@ class Site:
 
     def __init__(self) -> None:
         self._post: Post | None = None
+        self._busy = threading.Lock()
 
     @collab.publish  # type: ignore[untyped-decorator]
     def prepare(self, settings: dict) -> dict:  # type: ignore[type-arg]
         """Load the data and build the model, once; the answer is how many samples there are."""
-        return _answered(lambda: self._prepared(settings, Path(collab.workspace.get_root_dir()), collab.site_name))
+        return self._answered(lambda: self._prepared(settings, Path(collab.workspace.get_root_dir()), collab.site_name))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def gradient(self, task: dict) -> dict:  # type: ignore[type-arg]
         """The upload for a task."""
-        return _answered(lambda: self._gradient(task))
+        return self._answered(lambda: self._gradient(task))
 
     def _prepared(self, settings: Message, root: Path, name: str) -> Message:
         if self._post is None:
@@ -124,11 +126,17 @@ class Site:
         post = self._post
         return from_upload(worker_gradient(post.objective, post.samples, to_task(task), post.number, post.work))
 
+    def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
+        """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log.
 
-def _answered(work: Callable[[], Message]) -> dict[str, Any]:
-    """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log."""
-    try:
-        return work()
-    except Exception as problem:
-        _LOG.exception("cannot answer")
-        return {"problem": type(problem).__name__}
+        One call at a time: who is still busy with a round that the others have left behind says so.
+        """
+        if not self._busy.acquire(blocking=False):
+            return {"problem": "Busy"}
+        try:
+            return work()
+        except Exception as problem:
+            _LOG.exception("cannot answer")
+            return {"problem": type(problem).__name__}
+        finally:
+            self._busy.release()

@@ -1,4 +1,4 @@
-"""Those sites as workers of a round: who is called, until when, and what it means that somebody does not answer."""
+"""The sites as workers of a round: who is called, until when, and what it means that somebody does not answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Silence:
 class Sites(Workers):
     """Workers behind a transport, each with `deadline` seconds to answer.
 
-    Whoever lets a deadline pass is left out until it answers again; it is tried now and then, briefly. What it answers is
-    judged by the server.
+    Whoever lets a deadline pass is left out until it answers again; it is tried now and then, briefly. What somebody
+    answers is judged by the server.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ Whatever arrives is checked before it is believed; what is wrong with it is a `V
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _unpacked(message: object) -> Tensor:
     return torch.from_numpy(np.frombuffer(fields["numbers"], kind).astype(kind.newbyteorder("="), copy=True))
 
 
-def _checked(message: object, kinds: dict[str, type], what: str) -> Message:
+def _checked(message: object, kinds: Mapping[str, type], what: str) -> Message:
     """The message, if it has these fields of exactly these types, and no others."""
     if not isinstance(message, dict):
         raise ValueError(f"its {what} is a {type(message).__name__}, not a dict")

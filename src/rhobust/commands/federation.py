@@ -1,0 +1,181 @@
+"""rhobust federation"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.train import destination, layers
+from rhobust.config import Config
+from rhobust.errors import ConfigError, RhobustError
+from rhobust.progress import TrainingProgress, say
+from rhobust.runner import federation_of
+from rhobust.runs import Run
+
+Fed = Annotated[Path, typer.Argument(metavar="FED", help="The directory that `init` made, or one with a kit from it.")]
+OneSite = Annotated[str | None, typer.Option("--site", help="Only this one: server, site-1, ...")]
+Deadline = Annotated[float, typer.Option(help="Seconds that a site has to answer in a round.")]
+
+federation = typer.Typer(help="Train across machines whose data never leave them.", no_args_is_help=True)
+
+_DEMO = {"method": "drfl", "radius": 2.0, "rounds": 200, "evaluate_every": 100, "threads": 1, "checkpoint_every": 50}
+_SIMULATED = ("partition", "liars", "lie")
+
+
+@federation.command()
+def init(
+    out: Annotated[Path, typer.Option(help="Directory to make.")],
+    workers: Annotated[int, typer.Option(help="How many sites there are.")] = 3,
+    server_name: Annotated[str, typer.Option(help="The server's name, as the sites reach it.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The server's port, the only one that must be open.")] = 8002,
+    quiet: Quiet = False,
+) -> None:
+    """Make certificates and a start-up kit for the server, for every site, and for whoever submits."""
+    _need_engine()
+    from rhobust.engines.nvflare.kits import make_kits
+
+    kits = make_kits(out, workers, server_name, port)
+    if not quiet:
+        say(OUT, f"{out}: kits for the server, {', '.join(kits.sites)} and admin; edit each site's site.toml, then")
+        say(OUT, f"rhobust federation start {out}")
+
+
+@federation.command()
+def start(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
+    """Start the server and the sites whose kits are here, or one of them, and wait until they are up."""
+    _need_engine()
+    from rhobust.engines.nvflare import processes
+
+    processes.start(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
+
+
+@federation.command()
+def stop(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
+    """Stop what runs here."""
+    _need_engine()
+    from rhobust.engines.nvflare import processes
+
+    processes.stop(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
+
+
+@federation.command()
+def status(fed: Fed) -> None:
+    """Say who runs here and, if the server does, who is connected to it. Exit code 1 where anybody is missing."""
+    _need_engine()
+    from rhobust.engines.nvflare import processes
+
+    missing = False
+    for party in processes.parties(fed):
+        process = party.process()
+        say(OUT, f"{party.name}: {'runs, process ' + str(process.pid) if process else 'does not run'}")
+        missing |= process is None
+    if (fed / "federation.json").exists():
+        from rhobust.engines.nvflare.jobs import admin, present
+        from rhobust.engines.nvflare.kits import Kits
+
+        kits = Kits.find(fed)
+        with admin(kits) as session:
+            there = present(session)
+        for name in kits.sites:
+            state = ("at work" if there[name] else "idle") if name in there else "not connected"
+            say(OUT, f"{name}: {state}")
+            missing |= name not in there
+    if missing:
+        raise typer.Exit(1)
+
+
+@federation.command()
+def submit(
+    fed: Fed,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Any setting (docs/settings.md); wins over the file."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to make, on the server's machine.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory to continue from its last checkpoint.")] = None,
+    deadline: Deadline = 30.0,
+    quiet: Quiet = False,
+) -> None:
+    """Train with the sites that are up, to the end. Run it on the server's machine."""
+    _need_engine()
+    from rhobust.engines.nvflare.kits import Kits
+
+    if not 0 < deadline < 3600:
+        raise ConfigError([f"deadline must be between 0 and 3600 seconds, not {deadline:g}"])
+    kits = Kits.find(fed)
+    if resume is None:
+        path, settings = destination(out), _settings(layers(config, {}, overrides), len(kits.sites))
+    elif config or overrides or out:
+        raise ConfigError(["--resume continues a run with the settings it was started with; drop the others"])
+    else:
+        path, settings = resume, None
+    _follow(fed, path, settings, deadline, quiet)
+
+
+@federation.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the federation and the run go.")] = Path("runs/federation"),
+    workers: Annotated[int, typer.Option(help="How many sites.")] = 3,
+    quiet: Quiet = False,
+) -> None:
+    """All of it on this machine: make a federation, start it, train on the digits, stop it."""
+    _need_engine()
+    fed, path = out / "fed", out / "run"
+    if not (fed / "federation.json").exists():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        init(fed, workers, "localhost", port, quiet)
+    try:
+        start(fed, None, quiet)
+        known = (path / "config.toml").exists()
+        _follow(fed, path, None if known else _settings([_DEMO], workers), 30.0, quiet)
+    finally:
+        stop(fed, None, quiet)
+    errors = Run.find(path).metrics()[-1]["errors"]
+    if not quiet and errors:
+        say(OUT, "test error: " + ", ".join(f"{name} {error:.1%}" for name, error in errors.items()))
+
+
+def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, quiet: bool) -> None:
+    """Submit and watch; what is left of a training that does not end well is named."""
+    from rhobust.engines.nvflare.jobs import Submission
+    from rhobust.engines.nvflare.kits import Kits
+
+    again = f"rhobust federation submit {fed} --resume {path}"
+    label = f"resuming {path}" if settings is None else f"{settings.name} at {fed}"
+    try:
+        with TrainingProgress(ERR, label, quiet) as progress:
+            run = Submission(Kits.find(fed), path, deadline, progress, settings).follow()
+    except KeyboardInterrupt:
+        say(ERR, f"interrupted; continue with: {again}")
+        raise typer.Exit(130) from None
+    except RhobustError:
+        if any((path / "checkpoints").glob("*")):
+            say(ERR, f"the last checkpoint is kept; continue with: {again}")
+        raise
+    if not quiet:
+        say(OUT, f"{path}: {run.summary()}")
+
+
+def _settings(given: list[dict[str, Any]], sites: int) -> Config:
+    """Settings for real sites, who are as many as they are and hold what they hold."""
+    named = {key.replace("-", "_"): value for layer in given for key, value in layer.items()}
+    problems = [f"{key} is for simulated workers (rhobust federate); drop it" for key in _SIMULATED if key in named]
+    if named.get("workers", sites) != sites:
+        problems.append(f"workers is {named['workers']}, but this federation has {sites} sites; drop it")
+    if problems:
+        raise ConfigError(problems)
+    settings = Config.resolve({"method": "drfl", "batch_size": 64}, *given, {"workers": sites})
+    federation_of(settings)
+    return settings
+
+
+def _need_engine() -> None:
+    if importlib.util.find_spec("nvflare") is None:
+        raise RhobustError("a federation of processes needs NVFlare: pip install 'rhobust[federated]'")
