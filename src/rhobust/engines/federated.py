@@ -183,17 +183,19 @@ class Server:
     def step(self, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> FederatedRecord:
         """One round from the answers of those who were asked: an upload each, or the reason why there is none.
 
-        Raises `QuorumLost` where fewer than `quorum` count; then nothing has changed.
+        Raises `QuorumLost` where fewer count than `quorum` or the aggregator need; then nothing has changed.
         """
         task = self.task()
         names = sorted(asked)  # the order of arrival must not matter
-        dropped = {name: problem for name in names if (problem := self._problem(answers.get(name, "no answer"), task))}
+        problems = {name: self._problem(answers.get(name, "no answer"), task) for name in names}
+        dropped = {name: problem for name, problem in problems.items() if problem is not None}
         dropped |= {name: "was not asked" for name in sorted(answers) if name not in names}
         kept = [upload for name in names if name not in dropped and isinstance(upload := answers[name], Upload)]
-        if len(kept) < self.quorum:
+        needed = max(self.quorum, self.aggregator.fewest)
+        if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
             raise QuorumLost(
-                f"round {self.round}: {len(kept)} of {len(names)} workers answered usefully, {self.quorum} are needed "
+                f"round {self.round}: {len(kept)} of {len(names)} workers answered usefully, {needed} are needed "
                 f"({reasons})"
             )
         weights = torch.tensor([float(upload.samples) if self.weighted else 1.0 for upload in kept]).double()
@@ -255,7 +257,8 @@ class Server:
             return f"answered for round {upload.round}"
         if upload.theta.shape != task.theta.shape or upload.theta.dtype != task.theta.dtype:
             return f"its gradient has shape {tuple(upload.theta.shape)} and type {upload.theta.dtype}"
-        if not upload.theta.isfinite().all() or not math.isfinite(upload.gamma) or not math.isfinite(upload.loss):
+        numbers = torch.tensor([upload.gamma, upload.loss], dtype=self.objective.gamma.dtype)  # finite there, too
+        if not (upload.theta.isfinite().all() and numbers.isfinite().all()):
             return "its gradient is not finite"
         if upload.gamma > self.objective.radius * (1 + 1e-6):
             return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"

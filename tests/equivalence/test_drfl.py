@@ -1,0 +1,336 @@
+"""DRFL is central training on what the workers hold together; FedAvg, local steps and weights are what they say."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rhobust.aggregators import Clipped, Mean, Median
+from rhobust.config import Config
+from rhobust.data import Samples, load_data
+from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, put
+from rhobust.models import build_model
+from rhobust.partitions import partition
+from rhobust.regularizers import L1, Regularizer, SquaredL1
+from rhobust.runner import train_run
+from rhobust.simulation import Simulation
+from tests.federations import Setting, away, network, theta_gamma
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+SETTINGS = {
+    "spgda": Setting(),
+    "spgda-adam": Setting(optimizer=ADAM),
+    "spgda-momentum": Setting(optimizer=MOMENTUM),
+    "spgda-l1": Setting(regularizer=L1(0.02)),
+    "spgda-l1-adam": Setting(regularizer=L1(0.02), optimizer=ADAM),
+    "spgda-squared-l1": Setting(regularizer=SquaredL1(0.001)),
+    "spgda-literal": Setting(method="spgda-literal"),
+    "spgd": Setting(method="spgd"),
+    "margin": Setting(method="spgda-margin"),
+    "ten-workers": Setting(sizes=[9] * 10),
+    "whole-shares": Setting(sizes=[5] * 4),  # smaller than a minibatch: everything is used
+}
+
+
+def central(setting: Setting, rounds: int) -> Tensor:
+    """One process that steps on the workers' minibatches, one after another in one batch."""
+    engine = setting.engine()
+    for number in range(rounds):
+        batches = setting.minibatches(number)
+        engine.step(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]), number, 0)
+    return theta_gamma(engine)
+
+
+def federated(setting: Setting, rounds: int, **options: Any) -> Tensor:
+    server, workers = setting.server(), setting.simulation(**options)
+    for _ in range(rounds):
+        workers.round(server, workers.names)
+    return theta_gamma(server)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_fused_is_the_loop_is_central_training(name: str) -> None:
+    setting = SETTINGS[name]
+    expected = central(setting, 20)
+    assert away(expected, theta_gamma(setting.engine())) > 1e-2  # it went somewhere
+    assert expected[-1] != 1.0  # and gamma did
+    assert away(federated(setting, 20, fuse=True), expected) < 1e-10
+    assert away(federated(setting, 20, fuse=False), expected) < 1e-10
+
+
+def test_what_is_logged_is_the_same_fused_and_not() -> None:
+    setting = Setting()
+    server, looped = setting.server(), setting.server()
+    one, many = setting.simulation(), setting.simulation(fuse=False)
+    for _ in range(3):
+        a, b = one.round(server, one.names), many.round(looped, many.names)
+        counts = ("step", "epoch", "gradients", "workers", "dropped", "bytes_up", "bytes_down", "errors")
+        assert [getattr(a, key) for key in counts] == [getattr(b, key) for key in counts]
+        for key in ("loss", "value", "gamma", "rho_eff", "stationarity"):
+            assert getattr(a, key) == pytest.approx(getattr(b, key), rel=1e-10)
+        assert a.value == pytest.approx(a.loss + a.gamma * (0.5 - a.rho_eff), rel=1e-12)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", ["spgda", "spgda-l1-adam", "spgd", "margin"])
+def test_one_worker_is_central_training_bit_for_bit(name: str, fuse: bool) -> None:
+    setting = replace(SETTINGS[name], sizes=[30])
+    assert torch.equal(federated(setting, 20, fuse=fuse), central(setting, 20))
+
+
+def test_in_single_precision_too() -> None:
+    """The real digits, float32: what is left is rounding."""
+    settings = {"method": "drfl", "radius": 1, "rounds": 20, "workers": 5, "model": "mlp", "optimizer": "sgd"}
+    config = Config.resolve(settings, {"learning_rate": 0.05, "batch_size": 16})
+    whole = load_data("digits")
+    found = []
+    for fuse in (True, False):
+        engine = _digits_engine(config)
+        server = Server(engine.objective, engine.optimizer, Mean())
+        shares = partition("iid", whole.train.y, 5, 0)
+        objective = _digits_engine(config).objective
+        workers = Simulation(objective, whole.train, shares, LocalWork(16), classes=10, fuse=fuse)
+        for _ in range(20):
+            workers.round(server, workers.names)
+        found.append(theta_gamma(server))
+    assert away(*found) < 1e-6
+
+
+def _digits_engine(config: Config) -> Any:
+    from rhobust.runner import engine_of
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return engine_of(config, load_data("digits"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("regularizer", [L1(0.02), SquaredL1(0.001)], ids=repr)
+def test_a_prox_on_the_clients_is_another_algorithm(regularizer: Regularizer) -> None:
+    """Each worker takes the proximal step by itself and the server averages theta: no longer central training."""
+    setting = Setting(regularizer=regularizer)
+    server = setting.server()
+    for number in range(20):
+        task, moved = server.task(), []
+        for batch in setting.minibatches(number):
+            worker = setting.engine()
+            put(worker.objective.model, task.theta)
+            with torch.no_grad():
+                worker.objective.gamma.fill_(task.gamma)
+            worker.step(batch.x, batch.y, number, 0)
+            moved.append(theta_gamma(worker))
+        put(server.objective.model, torch.stack(moved).mean(0)[:-1])
+        with torch.no_grad():
+            server.objective.gamma.fill_(float(torch.stack(moved).mean(0)[-1]))
+    expected = central(setting, 20)
+    assert away(theta_gamma(server), expected) > 1e-3
+    assert away(federated(setting, 20), expected) < 1e-10
+
+
+def test_the_order_of_arrival_changes_nothing() -> None:
+    """Ten workers, weights that differ, bit for bit: those asked and their answers come in any order."""
+    setting = Setting(sizes=[9, 10, 11, 12, 13, 14, 15, 16, 17, 18], weighted=True)
+    straight, shuffled = setting.server(), setting.server()
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        uploads = setting.uploads(straight.task())
+        names = list(uploads)
+        first = straight.step(names, uploads)
+        asked = [names[i] for i in torch.randperm(10, generator=draws)]
+        order = [names[i] for i in torch.randperm(10, generator=draws)]
+        assert shuffled.step(asked, {name: uploads[name] for name in order}) == first
+        assert torch.equal(theta_gamma(straight), theta_gamma(shuffled))
+
+
+def batches(setting: Setting, asked: slice = slice(None), **options: Any) -> list[int]:
+    workers = setting.simulation(**options)
+    seen: list[int] = []
+    workers.objective.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    workers.round(setting.server(), workers.names[asked])
+    return seen
+
+
+RANDOM = Setting(method="ifgsm", radius=None, knobs={"random_start": True})
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked", "options"),
+    [
+        (Setting(), slice(None), {}),
+        (Setting(), slice(1, 3), {}),
+        (Setting(sizes=[12, 8, 30]), slice(None), {}),  # shares differ, minibatches do not
+        (Setting(sizes=[12, 5, 12]), slice(None, None, 2), {}),  # the small one is not asked
+        (Setting(sizes=[5, 5]), slice(None), {}),
+        (replace(RANDOM, knobs={"random_start": False}), slice(None), {}),
+    ],
+)
+def test_equal_minibatches_are_one_batch(setting: Setting, asked: slice, options: dict[str, Any]) -> None:
+    count = len(range(*asked.indices(len(setting.sizes))))
+    assert batches(setting, asked, **options) == [count * min(8, setting.sizes[0])]
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        (Setting(), {"fuse": False}),
+        (Setting(), {"liars": 1}),
+        (Setting(), {"liars": 1, "how": "label-flip"}),
+        (Setting(sizes=[12, 5, 12, 12]), {}),
+        (Setting(weighted=True), {}),
+        (Setting(work=LocalWork(8, steps=2, seed=3)), {}),
+        (Setting(aggregator=Median()), {}),
+        (Setting(aggregator=Clipped(Mean())), {}),
+        (RANDOM, {}),
+    ],
+)
+def test_whatever_is_not_one_batch_goes_worker_by_worker(setting: Setting, options: dict[str, Any]) -> None:
+    """And then the round is the literal one: everyone's own upload, then the server's step."""
+    expected = [min(8, size) for size in setting.sizes for _ in range(setting.work.steps)]
+    assert batches(setting, **options) == expected
+    if not options.get("liars"):
+        server = setting.server()
+        server.step([f"worker-{k}" for k in range(1, 5)], setting.uploads(server.task()))
+        assert torch.equal(theta_gamma(server), federated(setting, 1, **options))
+
+
+def test_random_starts_are_the_workers_own() -> None:
+    """They depend neither on the global generator nor on who else is asked."""
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        found.append(federated(RANDOM, 3))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], federated(replace(RANDOM, work=LocalWork(8, seed=4)), 3))
+    workers, task = RANDOM.simulation(), RANDOM.server().task()
+    together = workers.ask(task, workers.names)
+    for name in workers.names:
+        assert _same(workers.ask(task, [name])[name], together[name])
+
+
+def _same(a: Upload | str, b: Upload | str) -> bool:
+    assert isinstance(a, Upload)
+    assert isinstance(b, Upload)
+    return torch.equal(a.theta, b.theta) and replace(a, theta=b.theta) == b
+
+
+def gradient(objective: Any, batch: Samples, theta: Tensor, gamma: float) -> tuple[Tensor, float]:
+    """Of the mean psi at (theta, gamma), by autograd alone."""
+    put(objective.model, theta)
+    with torch.no_grad():
+        objective.gamma.fill_(gamma)
+    value = objective(batch.x, batch.y).value
+    *parts, price = torch.autograd.grad(value, [*objective.model.parameters(), objective.gamma])
+    return torch.cat([part.flatten() for part in parts]), float(price)
+
+
+def stepped(engine: Any, theta: Tensor, gamma: float) -> None:
+    """The optimizer's step on a gradient."""
+    parts = theta.split([weight.numel() for weight in engine.objective.model.parameters()])
+    for weight, part in zip(engine.objective.model.parameters(), parts, strict=True):
+        weight.grad = part.reshape(weight.shape).clone()
+    engine.objective.gamma.grad = torch.tensor(gamma, dtype=torch.float64)
+    engine.optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_local_steps_upload_the_mean_along_the_path(steps: int) -> None:
+    setting = Setting(work=LocalWork(8, steps=steps, rate=0.3, seed=3), optimizer=MOMENTUM)
+    engine, scratch = setting.engine(), setting.engine().objective
+    for number in range(6):
+        start, gamma = flat(engine.objective.model), float(engine.objective.gamma.detach())
+        uploads = []
+        for worker in range(4):
+            theta, path = start.clone(), []
+            for step in range(steps):
+                g, price = gradient(scratch, setting.minibatches(number, step)[worker], theta, gamma)
+                theta -= 0.3 * g
+                path.append(torch.cat([g, torch.tensor([price])]))
+            uploads.append(torch.stack(path).mean(0))
+        mean = torch.stack(uploads).mean(0)
+        stepped(engine, mean[:-1], float(mean[-1]))
+    assert away(federated(setting, 6), theta_gamma(engine)) < 1e-10
+    one = replace(setting, work=LocalWork(8, steps=1, rate=0.3, seed=3))
+    assert away(federated(one, 6), theta_gamma(engine)) > 1e-3
+
+
+def test_weights_by_samples_are_the_weighted_mean() -> None:
+    setting = Setting(sizes=[4, 40, 9, 1], weighted=True, optimizer=MOMENTUM)
+    engine, scratch = setting.engine(), setting.engine().objective
+    for number in range(10):
+        theta, gamma = flat(engine.objective.model), float(engine.objective.gamma.detach())
+        found = [gradient(scratch, batch, theta, gamma) for batch in setting.minibatches(number)]
+        mean = sum(n * g for n, (g, _) in zip(setting.sizes, found, strict=True)) / 54
+        price = sum(n * p for n, (_, p) in zip(setting.sizes, found, strict=True)) / 54
+        stepped(engine, torch.as_tensor(mean), price)
+    assert away(federated(setting, 10), theta_gamma(engine)) < 1e-10
+    assert away(federated(replace(setting, weighted=False), 10), theta_gamma(engine)) > 1e-3
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["momentum", "adam"])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_server_steps_as_torch_does_on_the_mean_gradient(optimizer: Any, fuse: bool) -> None:
+    """ERM, so that nothing of ours is left in the reference."""
+    setting = Setting(method="erm", radius=None, optimizer=optimizer)
+    model = network()
+    reference = optimizer(model.parameters())
+    for number in range(20):
+        reference.zero_grad()
+        for batch in setting.minibatches(number):
+            (F.cross_entropy(model(batch.x), batch.y) / 4).backward()
+        reference.step()
+    assert away(federated(setting, 20, fuse=fuse)[:-1], flat(model)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("shared", "weights", "steps"), [("iid", "equal", 3), ("iid", "equal", 1), ("sizes:zipf", "samples", 5)]
+)
+def test_fedavg_is_the_literal_algorithm(tmp_path: Path, shared: str, weights: str, steps: int) -> None:
+    """From theta every worker takes H steps of plain SGD; the server averages theta. Real digits, by the settings."""
+    settings = {"method": "fedavg", "rounds": 6, "workers": 4, "local_steps": steps, "local_rate": 0.2, "seed": 7}
+    more = {"partition": shared, "weights": weights, "batch_size": 16, "model": "linear", "limit": 300}
+    config = Config.resolve(settings, more)
+    run = train_run(tmp_path / "run", config)
+    train = load_data("digits", limit=300).train
+    parts = [train[share] for share in partition(shared, train.y, 4, 7)]
+    importance = [len(part) if weights == "samples" else 1 for part in parts]
+    work = LocalWork(16, steps, 0.2, seed=7)  # only for its choice of samples
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = build_model("linear", train.x.shape[1:], 10)
+    for number in range(6):
+        moved = [_local_sgd(model, part, work, number, k) for k, part in enumerate(parts)]
+        mean = sum(n * theta for n, theta in zip(importance, moved, strict=True)) / sum(importance)
+        put(model, torch.as_tensor(mean))
+    found = build_model("linear", train.x.shape[1:], 10)
+    found.load_state_dict(run.trained()["model"])
+    assert away(flat(found), flat(model)) < 1e-6
+
+
+def _local_sgd(model: nn.Module, own: Samples, work: LocalWork, number: int, worker: int) -> Tensor:
+    local = copy.deepcopy(model)
+    sgd = torch.optim.SGD(local.parameters(), lr=work.rate)
+    for step in range(work.steps):
+        batch = own[work.chosen(len(own), number, worker, step)]
+        sgd.zero_grad()
+        F.cross_entropy(local(batch.x), batch.y).backward()
+        sgd.step()
+    return flat(local)
+
+
+def test_a_worker_s_answer_depends_on_the_task_alone() -> None:
+    """Whatever its model held before, and whoever was asked before."""
+    setting = Setting()
+    workers, task = setting.simulation(), setting.server().task()
+    before = workers.ask(task, workers.names)
+    other = Task(task.round, 100 * task.theta, 7.0)
+    workers.ask(other, workers.names[::-1])
+    after: Mapping[str, Upload | str] = workers.ask(task, workers.names[::-1])
+    names: Sequence[str] = workers.names
+    assert all(_same(before[name], after[name]) for name in names)

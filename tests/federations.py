@@ -1,0 +1,105 @@
+"""Small federations in float64, and what a slow reader of Alg. 3 would make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.aggregators import Aggregator, Mean
+from rhobust.data import Samples
+from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, worker_gradient
+from rhobust.engines.local import LocalEngine
+from rhobust.losses import cross_entropy
+from rhobust.methods import find_method
+from rhobust.regularizers import NoRegularizer, Regularizer
+from rhobust.simulation import Simulation
+from rhobust.trainer import compose
+
+BOUNDS = (-3.0, 3.0)
+CLASSES = 3
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def data(count: int, seed: int = 1) -> Samples:
+    """Three classes in four dimensions."""
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).clamp(*BOUNDS)
+    return Samples(x, x[:, :CLASSES].argmax(1))
+
+
+def network() -> nn.Module:
+    """Always the same weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation: the method, the server's optimizer, the workers' shares and their work."""
+
+    method: str = "spgda"
+    radius: float | None = 0.5
+    knobs: dict[str, Any] = field(default_factory=dict)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = SGD
+    regularizer: Regularizer = field(default_factory=NoRegularizer)
+    sizes: Sequence[int] = (12, 12, 12, 12)
+    work: LocalWork = field(default_factory=lambda: LocalWork(batch_size=8, seed=3))
+    aggregator: Aggregator = field(default_factory=Mean)
+    quorum: int = 1
+    weighted: bool = False
+
+    def engine(self) -> LocalEngine:
+        """Model, objective and step, always from the same start."""
+        model = network()
+        return compose(
+            model,
+            cross_entropy,
+            find_method(self.method).tuned(**self.knobs),
+            radius=self.radius or 0.0,
+            optimizer=self.optimizer(model.parameters()),
+            regularizer=self.regularizer,
+            bounds=BOUNDS,
+        )
+
+    def server(self) -> Server:
+        engine = self.engine()
+        return Server(engine.objective, engine.optimizer, self.aggregator, quorum=self.quorum, weighted=self.weighted)
+
+    @property
+    def shares(self) -> list[Tensor]:
+        return list(torch.arange(sum(self.sizes)).split(list(self.sizes)))
+
+    def own(self) -> list[Samples]:
+        """Each worker's samples."""
+        whole = data(sum(self.sizes))
+        return [whole[share] for share in self.shares]
+
+    def minibatches(self, round_: int, step: int = 0) -> list[Samples]:
+        """What each worker looks at in a round."""
+        return [own[self.work.chosen(len(own), round_, k, step)] for k, own in enumerate(self.own())]
+
+    def simulation(self, **options: Any) -> Simulation:
+        whole = data(sum(self.sizes))
+        return Simulation(self.engine().objective, whole, self.shares, self.work, classes=CLASSES, **options)
+
+    def uploads(self, task: Task) -> dict[str, Upload]:
+        """Every worker's honest answer, each from an objective of its own."""
+        return {
+            f"worker-{k + 1}": worker_gradient(self.engine().objective, own, task, k, self.work)
+            for k, own in enumerate(self.own())
+        }
+
+
+def theta_gamma(trained: Server | LocalEngine) -> Tensor:
+    """Theta and gamma as one vector."""
+    return torch.cat([flat(trained.objective.model), trained.objective.gamma.detach().reshape(1)])
+
+
+def away(found: Tensor, expected: Tensor) -> float:
+    """How far, for its size."""
+    return float((found - expected).norm() / expected.norm())

@@ -1,0 +1,239 @@
+"""Laws of a federation: who takes part, what is random, and that the bad never matter to the good."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rhobust.aggregators import GeometricMedian, Mean, Median
+from rhobust.data import Samples, load_data
+from rhobust.engines.federated import LocalWork, QuorumLost, Server, Stream, Upload
+from rhobust.losses import cross_entropy
+from rhobust.methods import find_method
+from rhobust.models import build_model
+from rhobust.partitions import partition
+from rhobust.rounds import Rounds
+from rhobust.simulation import Simulation
+from rhobust.trainer import compose
+from tests.federations import Setting, theta_gamma
+
+few = settings(deadline=None, derandomize=True, max_examples=30)
+seeds = st.integers(0, 2**40)
+places = st.integers(0, 10**6)
+
+
+def rounds_of(workers: int, asked_each: int, seed: int) -> Rounds:
+    setting = Setting(sizes=[1] * workers)
+    return Rounds(setting.server(), setting.simulation(), 5, asked_each=asked_each, seed=seed)
+
+
+@few
+@given(seed=seeds, number=places, asked=st.integers(1, 11))
+def test_who_is_asked_depends_on_seed_and_round_alone(seed: int, number: int, asked: int) -> None:
+    here, there = rounds_of(11, asked, seed), rounds_of(11, asked, seed)
+    for other in (0, 1, number + 1):  # whatever was asked before, and whatever else was drawn
+        here.asked(other)
+    torch.manual_seed(number)
+    np.random.default_rng(number).random(3)
+    found = here.asked(number)
+    assert found == there.asked(number) == sorted(set(found))
+    assert len(found) == asked
+    assert set(found) <= set(here.workers.names)
+
+
+def test_every_worker_is_asked_about_equally_often() -> None:
+    """5 of 20 in 2,000 rounds: each is a binomial count; five deviations is one failure in 10^5 seeds."""
+    rounds = rounds_of(20, 5, seed=0)
+    asked = [rounds.asked(number) for number in range(2000)]
+    share, deviation = 2000 / 4, math.sqrt(2000 * 0.25 * 0.75)
+    counts = [sum(name in names for names in asked) for name in rounds.workers.names]
+    assert sum(counts) == 5 * 2000
+    assert all(abs(count - share) < 5 * deviation for count in counts)
+    # Rounds are independent: two in a row share 5 * 5 / 20 workers on average.
+    common = [len(set(a) & set(b)) for a, b in pairwise(asked)]
+    assert sum(common) / len(common) == pytest.approx(1.25, abs=0.1)
+    assert len({tuple(names) for names in asked}) > 1500
+    assert [rounds_of(20, 5, seed=1).asked(number) for number in range(5)] != asked[:5]
+
+
+@few
+@given(seed=seeds, number=places, worker=places, step=st.integers(0, 9), extra=st.integers(1, 200))
+def test_a_minibatch_depends_on_seed_round_worker_and_step_alone(
+    seed: int, number: int, worker: int, step: int, extra: int
+) -> None:
+    work, count = LocalWork(batch_size=16, seed=seed), 16 + extra
+    found = work.chosen(count, number, worker, step)
+    assert len(set(found.tolist())) == 16
+    assert 0 <= int(found.min()) <= int(found.max()) < count
+    other = LocalWork(batch_size=16, steps=5, rate=9.0, seed=seed)  # neither of them says which samples
+    other.chosen(count, number + 1, worker, step)
+    torch.manual_seed(number)
+    assert torch.equal(other.chosen(count, number, worker, step), found)
+
+
+def test_minibatches_differ_where_anything_does_and_favour_no_sample() -> None:
+    work = LocalWork(batch_size=20, seed=0)
+    base = work.chosen(100, 3, 4, 5)
+    others = [
+        LocalWork(20, seed=1).chosen(100, 3, 4, 5),
+        *(work.chosen(100, *place) for place in ((4, 4, 5), (3, 5, 5), (3, 4, 6), (4, 3, 5), (3, 4, 0))),
+    ]
+    assert not any(torch.equal(base.sort().values, other.sort().values) for other in others)
+    counts = torch.cat([work.chosen(100, number, 7) for number in range(2000)]).bincount(minlength=100)
+    assert ((counts - 400).abs() < 5 * math.sqrt(2000 * 0.2 * 0.8)).all()
+
+
+@few
+@given(seed=seeds, place=st.lists(places, min_size=1, max_size=3))
+def test_every_purpose_has_a_stream_of_its_own(seed: int, place: list[int]) -> None:
+    drawn = [stream.draws(seed, *place).integers(2**62, size=4).tolist() for stream in Stream]
+    assert all(a != b for a, b in combinations(drawn, 2))
+    assert drawn == [stream.draws(seed, *place).integers(2**62, size=4).tolist() for stream in Stream]
+    assert len({stream.seed(seed, *place) for stream in Stream}) == len(Stream)
+    assert all(0 <= stream.seed(seed, *place) < 2**62 for stream in Stream)
+
+
+SETTING = Setting(sizes=[9, 10, 11, 12, 13])
+
+
+@few
+@given(asked=st.sets(st.integers(0, 4), min_size=1), seed=st.integers(0, 50))
+def test_an_upload_does_not_depend_on_who_else_is_asked(asked: set[int], seed: int) -> None:
+    workers, task = SETTING.simulation(), replace(SETTING.server().task(), round=seed)
+    names = [workers.names[k] for k in sorted(asked)]
+    together, some = workers.ask(task, workers.names), workers.ask(task, names)
+    assert list(some) == names
+    for name in names:
+        a, b = together[name], some[name]
+        assert isinstance(a, Upload)
+        assert isinstance(b, Upload)
+        assert torch.equal(a.theta, b.theta)
+        assert replace(a, theta=b.theta) == b
+
+
+Fault = Callable[[Upload], Upload | str | None]
+FAULTS: list[Fault] = [
+    lambda u: u,  # none
+    lambda u: None,  # no answer
+    lambda u: "it is ill",
+    lambda u: replace(u, theta=u.theta * math.nan),
+    lambda u: replace(u, theta=u.theta[1:]),
+    lambda u: replace(u, theta=u.theta.float()),
+    lambda u: replace(u, round=u.round + 1),
+    lambda u: replace(u, gamma=math.inf),
+    lambda u: replace(u, gamma=1.0),
+    lambda u: replace(u, samples=0),
+]
+
+
+@few
+@given(
+    kinds=st.lists(st.integers(0, len(FAULTS) - 1), min_size=5, max_size=5),
+    quorum=st.integers(1, 5),
+    aggregator=st.sampled_from([Mean(), Median(), GeometricMedian()]),
+    order=st.permutations(range(5)),
+    weighted=st.booleans(),
+)
+def test_whatever_the_bad_do_the_round_is_that_of_the_good(
+    kinds: list[int], quorum: int, aggregator: Any, order: list[int], weighted: bool
+) -> None:
+    setting = replace(SETTING, quorum=quorum, aggregator=aggregator, weighted=weighted)
+    server = setting.server()
+    uploads = setting.uploads(server.task())
+    names = list(uploads)
+    answers: dict[str, Upload | str] = {}
+    for k in order:
+        if (answer := FAULTS[kinds[k]](uploads[names[k]])) is not None:
+            answers[names[k]] = answer
+    good = [name for name, kind in zip(names, kinds, strict=True) if kind == 0]
+    before = theta_gamma(server)
+    if len(good) < quorum:
+        with pytest.raises(QuorumLost):
+            server.step(names, answers)
+        assert torch.equal(theta_gamma(server), before)
+        assert server.round == 0
+        return
+    record = server.step([names[k] for k in order], answers)
+    alone = setting.server()
+    alone.step(good, {name: uploads[name] for name in good})
+    assert sorted(record.dropped) == sorted(set(names) - set(good))
+    assert record.workers == len(good)
+    assert torch.equal(theta_gamma(server), theta_gamma(alone))
+    assert server.round == 1
+
+
+# --- Many workers ----------------------------------------------------------------------------------------------------
+
+
+def held(*roots: object) -> int:
+    """Bytes of all tensors that can be reached, each storage once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            waiting.append(thing.grad)
+        elif isinstance(thing, dict):
+            waiting += thing.values()
+        elif isinstance(thing, list | tuple):
+            waiting += thing
+        elif hasattr(thing, "__dict__") and not isinstance(thing, type):
+            waiting += vars(thing).values()
+    return sum(storages.values())
+
+
+def federation(train: Samples, workers: int, rounds: int) -> tuple[Rounds, Simulation]:
+    """Ten workers a round, of as many as one likes."""
+
+    def engine() -> Any:
+        torch.manual_seed(0)
+        model = build_model("linear", train.x.shape[1:], 10)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return compose(model, cross_entropy, find_method("spgda"), radius=1.0, optimizer=sgd, bounds=(-1, 1))
+
+    made = engine()
+    shares = partition("iid", train.y, workers, 0)
+    simulation = Simulation(engine().objective, train, shares, LocalWork(64), classes=10)
+    return Rounds(Server(made.objective, made.optimizer, Mean()), simulation, rounds, asked_each=10), simulation
+
+
+def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
+    """One in a hundred is asked; what is held does not depend on how many there are."""
+    with torch.random.fork_rng():
+        train = load_data("digits").train
+        (_, ten), (rounds, thousand) = federation(train, 10, 5), federation(train, 1000, 5)
+    data = train.x.nbytes + train.y.nbytes
+    weights = sum(weight.nbytes for weight in thousand.objective.parameters())  # theta and gamma
+    for workers in (ten, thousand):
+        assert held(workers) == data + weights
+        assert sum(isinstance(part, nn.Linear) for part in workers.objective.modules()) == 1
+    seen: list[int] = []
+    thousand.objective.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    before = theta_gamma(rounds.server)
+    rounds.train()
+    assert [record.workers for record in rounds.history] == [10] * 5
+    assert 50 <= sum(seen) <= 100  # shares of one or two samples: no round touches more than those of ten
+    assert not torch.equal(theta_gamma(rounds.server), before)
+    assert held(thousand) == data + 2 * weights  # their gradients
+    own = [thousand._own(k) for k in range(1000)]
+    assert {len(part) for part in own} == {1, 2}
+    assert {part.x.untyped_storage().data_ptr() for part in own} == {thousand.samples.x.untyped_storage().data_ptr()}
+    dealt = torch.cat([torch.cat([part.x.flatten(1), part.y[:, None]], 1) for part in own])
+    whole = torch.cat([train.x.flatten(1), train.y[:, None]], 1)
+    for found, expected in zip(
+        dealt.unique(dim=0, return_counts=True), whole.unique(dim=0, return_counts=True), strict=True
+    ):
+        assert torch.equal(found, expected)  # every sample is somebody's, once

@@ -1,0 +1,248 @@
+"""The server trusts nobody: what does not count is named, and the round is that of the others."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from rhobust.aggregators import Median, MultiKrum, TrimmedMean
+from rhobust.engines.federated import LocalWork, QuorumLost, Server, Task, Upload
+from rhobust.errors import Diverged
+from tests.federations import CLASSES, Setting, theta_gamma
+
+# Buffers for theta and, by Adam, for gamma: there is much that a bad upload could change.
+SETTING = Setting(method="spgda-literal", optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+NAMES = [f"worker-{k}" for k in range(1, 5)]
+RADIUS = 0.5
+
+Bad = Callable[[Upload], Upload | str]
+
+
+def with_entry(value: float) -> Bad:
+    """One number of its gradient."""
+
+    def changed(upload: Upload) -> Upload:
+        theta = upload.theta.clone()
+        theta[-1] = value
+        return replace(upload, theta=theta)
+
+    return changed
+
+
+BAD: dict[str, tuple[Bad, str]] = {
+    "nan": (with_entry(math.nan), "its gradient is not finite"),
+    "inf": (with_entry(-math.inf), "its gradient is not finite"),
+    "nan gamma": (lambda u: replace(u, gamma=math.nan), "its gradient is not finite"),
+    "inf gamma": (lambda u: replace(u, gamma=-math.inf), "its gradient is not finite"),
+    "nan loss": (lambda u: replace(u, loss=math.nan), "its gradient is not finite"),
+    "short": (lambda u: replace(u, theta=u.theta[:-1]), "its gradient has shape (66,) and type torch.float64"),
+    "long": (lambda u: replace(u, theta=u.theta.repeat(2)), "its gradient has shape (134,) and type torch.float64"),
+    "matrix": (lambda u: replace(u, theta=u.theta[None]), "its gradient has shape (1, 67) and type torch.float64"),
+    "empty": (lambda u: replace(u, theta=u.theta[:0]), "its gradient has shape (0,) and type torch.float64"),
+    "type": (lambda u: replace(u, theta=u.theta.float()), "its gradient has shape (67,) and type torch.float32"),
+    "whole": (lambda u: replace(u, theta=u.theta.long()), "its gradient has shape (67,) and type torch.int64"),
+    "stale": (lambda u: replace(u, round=u.round - 1), "answered for round 1"),
+    "future": (lambda u: replace(u, round=u.round + 1), "answered for round 3"),
+    "reason": (lambda u: "its disk is full", "its disk is full"),
+    "no reason": (lambda u: "", ""),
+    "gamma": (lambda u: replace(u, gamma=RADIUS + 1e-4), "is above rho: no cost is negative"),
+    "samples": (lambda u: replace(u, samples=0), "it has no samples"),
+    "owing": (lambda u: replace(u, samples=-3), "it has no samples"),
+}
+
+
+def after_two_rounds(**options: Any) -> Server:
+    server = replace(SETTING, **options).server()
+    for _ in range(2):
+        server.step(NAMES, SETTING.uploads(server.task()))
+    return server
+
+
+def snapshot(server: Server) -> list[torch.Tensor | int]:
+    """Everything the next round depends on."""
+    found: list[torch.Tensor | int] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, dict):
+            for part in value.values():
+                collect(part)
+        elif isinstance(value, torch.Tensor):
+            found.append(value.clone())
+        elif isinstance(value, int):
+            found.append(value)
+
+    collect(server.state_dict())
+    return found
+
+
+def same(a: list[torch.Tensor | int], b: list[torch.Tensor | int]) -> bool:
+    return len(a) == len(b) > 8 and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_upload_is_dropped_and_named_and_the_round_is_the_others(kind: str, weighted: bool) -> None:
+    spoil, reason = BAD[kind]
+    server, others = after_two_rounds(weighted=weighted), after_two_rounds(weighted=weighted)
+    uploads = SETTING.uploads(server.task())
+    record = server.step(NAMES, {**uploads, "worker-2": spoil(uploads["worker-2"])})
+    rest = [name for name in NAMES if name != "worker-2"]
+    alone = others.step(rest, {name: uploads[name] for name in rest})
+    assert list(record.dropped) == ["worker-2"]
+    assert record.dropped["worker-2"].endswith(reason)
+    assert record.workers == 3
+    assert same(snapshot(server), snapshot(others))
+    assert (record.loss, record.value, record.rho_eff) == (alone.loss, alone.value, alone.rho_eff)
+
+
+def test_who_does_not_answer_and_who_was_not_asked() -> None:
+    server, others = after_two_rounds(), after_two_rounds()
+    uploads = SETTING.uploads(server.task())
+    asked = ["worker-1", "worker-2", "worker-3"]
+    record = server.step(asked, {name: uploads[name] for name in ("worker-1", "worker-3", "worker-4")})
+    others.step(["worker-1", "worker-3"], {name: uploads[name] for name in ("worker-1", "worker-3")})
+    assert record.dropped == {"worker-2": "no answer", "worker-4": "was not asked"}
+    assert record.workers == 2
+    assert record.bytes_down == 3 * (67 * 8 + 16)  # all that were asked
+    assert record.bytes_up == 3 * (67 * 8 + 40)  # all that came, useful or not
+    assert same(snapshot(server), snapshot(others))
+
+
+@pytest.mark.parametrize(
+    "gamma", [RADIUS, RADIUS * (1 + 5e-7), 0.0, -1e6]
+)  # no cost at all, the same up to rounding, just rho, a very high cost
+def test_what_a_cost_can_be_counts(gamma: float) -> None:
+    server = after_two_rounds()
+    uploads = SETTING.uploads(server.task())
+    record = server.step(NAMES, {**uploads, "worker-2": replace(uploads["worker-2"], gamma=gamma)})
+    assert record.dropped == {}
+    assert record.workers == 4
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_without_a_good_upload_nothing_changes_and_the_next_round_works(kind: str) -> None:
+    spoil, reason = BAD[kind]
+    server, untouched = after_two_rounds(), after_two_rounds()
+    before = snapshot(server)
+    uploads = SETTING.uploads(server.task())
+    with pytest.raises(QuorumLost, match=r"^round 2: 0 of 4 workers answered usefully, 1 are needed") as lost:
+        server.step(NAMES, {name: spoil(upload) for name, upload in uploads.items()})
+    assert str(lost.value).count(f"{reason}; ") + str(lost.value).endswith(f"{reason})") == 4
+    assert all(f"{name}: " in str(lost.value) for name in NAMES)
+    assert same(snapshot(server), before)
+    server.step(NAMES, uploads)
+    untouched.step(NAMES, uploads)
+    assert server.round == 3
+    assert same(snapshot(server), snapshot(untouched))
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3, 4])
+def test_the_quorum_is_exact(quorum: int) -> None:
+    for bad in range(5):
+        server = after_two_rounds(quorum=quorum)
+        uploads = SETTING.uploads(server.task())
+        answers = {name: "gone" if k < bad else uploads[name] for k, name in enumerate(NAMES)}
+        if 4 - bad >= quorum:
+            assert server.step(NAMES, answers).workers == 4 - bad
+        else:
+            before = snapshot(server)
+            with pytest.raises(QuorumLost, match=f"{4 - bad} of 4 workers answered usefully, {quorum} are needed"):
+                server.step(NAMES, answers)
+            assert same(snapshot(server), before)
+
+
+def test_those_who_were_not_asked_make_no_quorum() -> None:
+    server = after_two_rounds(quorum=2)
+    with pytest.raises(QuorumLost, match="1 of 2 workers answered usefully, 2 are needed"):
+        server.step(NAMES[:2], {name: SETTING.uploads(server.task())[name] for name in NAMES[1:]})
+
+
+@pytest.mark.parametrize(("aggregator", "fewest"), [(TrimmedMean(1), 3), (MultiKrum(0), 3)])
+def test_an_aggregator_that_needs_more_than_the_quorum_is_a_lost_quorum(aggregator: Any, fewest: int) -> None:
+    """Not an error of its own: whoever keeps the run alive through lost rounds must see one kind."""
+    server = after_two_rounds(aggregator=aggregator)
+    uploads, before = SETTING.uploads(server.task()), snapshot(server)
+    assert replace(SETTING, aggregator=aggregator).server().step(NAMES, _at_round(uploads, 0)).workers == 4
+    with pytest.raises(QuorumLost, match=f"2 of 4 workers answered usefully, {fewest} are needed"):
+        server.step(NAMES, {**uploads, "worker-1": "gone", "worker-2": "gone"})
+    assert same(snapshot(server), before)
+
+
+def _at_round(uploads: dict[str, Upload], number: int) -> dict[str, Upload]:
+    return {name: replace(upload, round=number) for name, upload in uploads.items()}
+
+
+def test_a_number_too_large_for_the_model_is_not_finite() -> None:
+    """A double that single precision has not: it must not reach gamma, nor stop the server."""
+    model = torch.nn.Linear(4, CLASSES)
+    setting = Setting()
+    engine = setting.engine()
+    objective = type(engine.objective)(model, engine.objective.loss, radius=0.5, maximizer=engine.objective.maximizer)
+    optimizer = type(engine.optimizer)(torch.optim.SGD(model.parameters(), lr=0.1), objective)
+    server = Server(objective, optimizer, Median())
+    good = Upload(0, 0.01 * torch.ones(15), 0.1, 5, 1.0, 8)
+    record = server.step(["a", "b"], {"a": good, "b": replace(good, gamma=-1e308)})
+    assert record.dropped == {"b": "its gradient is not finite"}
+    assert bool(objective.gamma.isfinite())
+
+
+def test_an_aggregate_that_overflows_stops_before_the_step() -> None:
+    server = after_two_rounds()
+    uploads, before = SETTING.uploads(server.task()), snapshot(server)
+    huge = {name: replace(u, theta=torch.full_like(u.theta, 1e308)) for name, u in uploads.items()}
+    with pytest.raises(Diverged, match=r"in round 2 .* nothing was updated"):
+        server.step(NAMES, huge)
+    assert same(snapshot(server), before)
+
+
+def test_a_task_is_a_copy() -> None:
+    """Who holds it cannot move the server, and the server's steps do not change it."""
+    server = SETTING.server()
+    task = server.task()
+    kept = task.theta.clone()
+    server.step(NAMES, SETTING.uploads(task))
+    assert torch.equal(task.theta, kept)
+    before = theta_gamma(server)
+    server.task().theta.zero_()
+    assert torch.equal(theta_gamma(server), before)
+
+
+def test_sizes_are_the_bytes_that_travel() -> None:
+    task = Task(0, torch.zeros(7, dtype=torch.float32), 1.0)
+    assert task.size == 7 * 4 + 2 * 8  # theta; round and gamma
+    assert Upload(0, task.theta, 0.0, 1, 0.0, 0).size == 7 * 4 + 5 * 8  # theta; five numbers
+
+
+def test_a_state_taken_and_put_back_goes_on_bit_for_bit() -> None:
+    straight, stopped = after_two_rounds(), after_two_rounds()
+    fresh = SETTING.server()
+    fresh.load_state_dict(stopped.state_dict())
+    assert fresh.round == 2
+    for server in (straight, fresh):
+        for _ in range(3):
+            server.step(NAMES, SETTING.uploads(server.task()))
+    assert same(snapshot(straight), snapshot(fresh))
+
+
+def test_a_liar_never_sees_the_server_s_model() -> None:
+    """The workers' objective is another: what they do to it stays with them."""
+    setting = Setting()
+    server, workers = setting.server(), setting.simulation(liars=1)
+    before = theta_gamma(server)
+    workers.ask(server.task(), workers.names)
+    assert torch.equal(theta_gamma(server), before)
+
+
+def test_a_worker_with_few_samples_uses_them_all_and_says_how_many() -> None:
+    work = LocalWork(batch_size=8)
+    assert work.chosen(5, 0, 0).tolist() == [0, 1, 2, 3, 4]
+    assert work.chosen(8, 3, 1).tolist() == list(range(8))
+    uploads = Setting(sizes=[5, 12]).uploads(Setting().server().task())
+    assert [upload.samples for upload in uploads.values()] == [5, 12]
