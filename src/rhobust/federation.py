@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -101,18 +102,19 @@ class Federation:
                 find(spec)
             except ConfigError as error:
                 found += error.problems
-        return found or self._numbers()
+        return found + self._too_few() if self.workers > 0 and 0 < self.participation <= 1 else found
 
-    def _numbers(self) -> list[str]:
-        """What does not go together."""
-        fewest = find_aggregator(self.aggregator).fewest
+    def _too_few(self) -> list[str]:
+        """What needs more workers than are asked."""
         found = []
         if self.quorum > self.asked:
             found.append(f"quorum is {self.quorum}, but only {self.asked} workers are asked in a round")
-        if fewest > self.asked:
-            found.append(
-                f"aggregator '{self.aggregator}' needs {fewest} uploads, but only {self.asked} workers are asked"
-            )
+        with suppress(ConfigError):  # an aggregator that nobody knows is a problem of its own
+            fewest = find_aggregator(self.aggregator).fewest
+            if fewest > self.asked:
+                found.append(
+                    f"aggregator '{self.aggregator}' needs {fewest} uploads, but only {self.asked} workers are asked"
+                )
         return found
 
 
@@ -123,11 +125,11 @@ def unfolded(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server': 'average'}
     """
     name = settings.get("method")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         return dict(settings)
     found = dict(settings) | {"method": METHODS[name]}
     found.setdefault("rounds", Federation.rounds)
     if name == "fedavg":
         found.setdefault("local_steps", 5)
-        found["server"] = "average"
+        found.setdefault("server", "average")
     return found
