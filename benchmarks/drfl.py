@@ -36,8 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
 }
 PARTITIONS = ("iid", "one-class")
-LIES = ("sign-flip:4", "noise", "label-flip", "alie:1.5", "inner-product:3")
-AGGREGATORS = ("mean", "median", "trimmed-mean:3", "geometric-median", "multi-krum:3", "clipped-mean")
+LIES = ("sign-flip:4", "noise", "label-flip", "alie", "alie:1.5", "inner-product:3")
+AGGREGATORS = ("mean", "multi-krum:3", "geometric-median", "clipped-geometric-median", "median", "trimmed-mean:3")
 
 
 def jobs() -> dict[str, dict[str, Any]]:

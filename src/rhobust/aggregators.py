@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class Aggregator(ABC):
     def fewest(self) -> int:
         """The number of workers without which the rule has no meaning."""
         return 1
+
+    def after(self, caught: int) -> Aggregator:
+        """The rule for the rest, once so many liars were caught and dropped: so many fewer are left to fear."""
+        return self
 
     @abstractmethod
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
@@ -106,6 +110,9 @@ class TrimmedMean(Aggregator):
     @property
     def fewest(self) -> int:
         return 2 * self.liars + 1
+
+    def after(self, caught: int) -> TrimmedMean:
+        return replace(self, liars=max(0, self.liars - caught))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         kept = slice(self.liars, len(vectors) - self.liars)
@@ -182,6 +189,9 @@ class MultiKrum(Aggregator):
     def fewest(self) -> int:
         return max(2 * self.liars + 3, (self.keep or 0) + self.liars)
 
+    def after(self, caught: int) -> MultiKrum:
+        return replace(self, liars=max(0, self.liars - caught))
+
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         points = _isometric(vectors)
         others = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -213,6 +223,9 @@ class Clipped(Aggregator):
     @property
     def fewest(self) -> int:
         return self.aggregator.fewest
+
+    def after(self, caught: int) -> Clipped:
+        return replace(self, aggregator=self.aggregator.after(caught))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)  # (K, 1)

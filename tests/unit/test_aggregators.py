@@ -274,3 +274,14 @@ def test_what_no_rule_can_use_is_refused(vectors: Tensor, weights: Tensor, messa
 def test_settings_without_a_meaning_are_refused(build: Callable[[], Aggregator]) -> None:
     with pytest.raises(Refused):
         build()
+
+
+@pytest.mark.parametrize("spec", ["trimmed-mean:3", "multi-krum:3", "clipped-multi-krum:3"])
+def test_a_liar_that_was_caught_need_not_be_feared_again(spec: str) -> None:
+    """Three of ten were dropped: seven are left, too few for three liars, and the rule is the mean of all of them."""
+    rule = find_aggregator(spec)
+    assert rule.after(2).fewest < rule.fewest
+    vectors = torch.eye(7)
+    assert torch.allclose(rule.after(3)(vectors, torch.ones(7)), torch.full((7,), 1 / 7))
+    assert rule.after(5) == rule.after(3)
+    assert find_aggregator("median").after(3) == find_aggregator("median")

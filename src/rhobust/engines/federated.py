@@ -191,7 +191,9 @@ class Server:
         dropped = {name: problem for name, problem in problems.items() if problem is not None}
         dropped |= {name: "was not asked" for name in sorted(answers) if name not in names}
         kept = [upload for name in names if name not in dropped and isinstance(upload := answers[name], Upload)]
-        needed = max(self.quorum, self.aggregator.fewest)
+        # Who uploaded what cannot be is a liar caught; who did not answer at all may have been an honest one.
+        aggregator = self.aggregator.after(sum(isinstance(answers.get(name), Upload) for name in dropped))
+        needed = max(self.quorum, aggregator.fewest)
         if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
             raise QuorumLost(
@@ -199,8 +201,8 @@ class Server:
                 f"({reasons})"
             )
         weights = torch.tensor([float(upload.samples) if self.weighted else 1.0 for upload in kept]).double()
-        theta = self.aggregator(torch.stack([upload.theta for upload in kept]), weights)
-        gamma = self.aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
+        theta = aggregator(torch.stack([upload.theta for upload in kept]), weights)
+        gamma = aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
         share = (weights / weights.sum()).tolist()
         return self.apply(
             Aggregate(
