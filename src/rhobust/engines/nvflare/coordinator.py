@@ -32,7 +32,8 @@ _LOG = logging.getLogger("rhobust.coordinator")
 class Coordinator:
     """Runs the rounds into a run directory: a new one where there are settings, else the one that is there.
 
-    How it ended is written to `report`, for whoever submitted the training.
+    How it ended is written to `report`, for whoever submitted the training; once there is a `stop_file` beside it, no
+    further round begins.
     """
 
     def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
@@ -44,6 +45,8 @@ class Coordinator:
         outcome = FINISHED
         try:
             self._train()
+        except _Stop:
+            outcome = STOPPED
         except RunAborted:
             outcome = STOPPED
             raise
@@ -74,7 +77,7 @@ class Coordinator:
             present = [client.name for client in collab.clients]
             rounds = Rounds(
                 server,
-                Sites(self.sites, present, settings, self.deadline, _call),
+                Sites(self.sites, present, settings, self.deadline, self._call),
                 federation.rounds,
                 federation.asked,
                 seed=config.seed,
@@ -86,24 +89,35 @@ class Coordinator:
             )
             try:
                 carry_on(run, rounds, data, _Log())
-            except (RunAborted, QuorumLost):  # raised before a round changed anything
+            except (_Stop, RunAborted, QuorumLost):  # raised before a round changed anything
                 run.save_checkpoint(server.round, rounds.state())
                 raise
 
+    def _call(
+        self, names: Sequence[str], function: str, argument: Message, seconds: float
+    ) -> tuple[Mapping[str, object], Mapping[str, str]]:
+        """One function of several sites at once."""
+        if stop_file(Path(self.report)).exists():
+            raise _Stop
+        found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
+        return dict(found), {name: _reason(error, seconds) for name, error in found.failures.items()}
+
+
+class _Stop(Exception):
+    """Whoever submitted the training wants it to stop."""
+
+
+def stop_file(report: Path) -> Path:
+    """The file that asks for a stop."""
+    return report.with_name(f"{report.name}.stop")
+
 
 class _Log(Observer):
-    """What should be known of a training, in the server's log."""
+    """What should be known of a training, in the server's log; who was dropped is in the metrics."""
 
     def warned(self, message: str) -> None:
-        _LOG.warning(message)
-
-
-def _call(
-    names: Sequence[str], function: str, argument: Message, seconds: float
-) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """One function of several sites at once."""
-    found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
-    return dict(found), {name: _reason(error, seconds) for name, error in found.failures.items()}
+        if not message.startswith("round "):
+            _LOG.warning(message)
 
 
 def _reason(error: Exception, seconds: float) -> str:

@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,31 +20,32 @@ from nvflare.job_config.api import FedJob
 
 from rhobust.config import Config
 from rhobust.engines.federated import FederatedRecord
-from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator
+from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator, stop_file
 from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
 from rhobust.engines.nvflare.site import Site
+from rhobust.files import write_atomically
 from rhobust.runner import federation_of
 from rhobust.runs import Run
 from rhobust.trainer import Observer
 
 _LOGIN = 10.0  # seconds to reach the server
 _LOOK = 2.0  # seconds between two looks at who is there
-_STOP = 30.0  # seconds for a training to write its checkpoint
+_STOP = 30.0  # seconds for a training to end its round and write a checkpoint
 _SILENCE = 60.0  # seconds without an answer from the server after which it is given up
 _FRESH = 15.0  # seconds since a site was heard of; it calls every ten
 _POLL = 0.2  # seconds between two questions of a site for its first task
 _PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
 
 
-def job_of(coordinator: Coordinator, sites: Sequence[str]) -> FedJob:
+def job_of(coordinator: Coordinator, sites: Mapping[str, Site]) -> FedJob:
     """The training as the engine takes it, for these sites: the names of our two classes and settings; no code."""
     job = FedJob(name="rhobust", min_clients=1)
     job.set_app_packages(["rhobust"])
     server = job.to_server(coordinator, id="coordinator")
     job.to_server(CollabController(server_obj_id=server), id="controller")
     job.to_server({"server": {"task_request_interval": _POLL}})
-    for name in sites:
-        client = job.to(Site(), name, id="site")
+    for name, site in sites.items():
+        client = job.to(site, name, id="site")
         job.to(CollabExecutor(client_obj_id=client), name, id="executor", tasks=["*"])
         job.to({"default_task_fetch_interval": _POLL}, name)
     return job
@@ -121,10 +122,12 @@ class Submission:
         settings = "" if self.config is None else self.config.to_toml()
         coordinator = Coordinator(str(run.path), str(report), list(self.kits.sites), self.deadline, settings)
         with tempfile.TemporaryDirectory() as folder, _hushed():
-            job_of(coordinator, there).export_job(folder)
+            job_of(coordinator, {name: Site() for name in there}).export_job(folder)
             job = str(session.submit_job(str(Path(folder) / "rhobust")))
         try:
             again = self._watched(session, run, job, report)
+        except FederationError:
+            raise  # there is nobody left to be stopped
         except BaseException:
             _stop(session, job, report)
             raise
@@ -196,12 +199,16 @@ class Submission:
 
 
 def _stop(session: Session, job: str, report: Path) -> None:
-    """Have a job end after a checkpoint, and wait for it."""
-    with _hushed(), contextlib.suppress(Exception):
-        session.abort_job(job)
-        until = time.monotonic() + _STOP
-        while not _outcome(report) and time.monotonic() < until:
-            time.sleep(0.1)
+    """Have a job end after a checkpoint, and wait for it; one that does not is ended by the engine."""
+    request = stop_file(report)
+    write_atomically(request, b"")
+    until = time.monotonic() + _STOP
+    while not _outcome(report) and time.monotonic() < until:
+        time.sleep(0.1)
+    request.unlink(missing_ok=True)
+    if not _outcome(report):
+        with _hushed(), contextlib.suppress(Exception):
+            session.abort_job(job)
 
 
 def _outcome(report: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -58,22 +58,13 @@ class Party:
             place_stores(self.kit)
             self._refuse_taken_port()
         before = self.log.stat().st_size if self.log.exists() else 0
-        with (self.kit / "output.txt").open("wb") as output:
-            process = subprocess.Popen(
-                self._command(),
-                cwd=self.kit,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
-            )
-        created = psutil.Process(process.pid).create_time()
-        write_json(self.kit / "process.json", {"pid": process.pid, "created": created})
+        pid = self._spawn()
+        write_json(self.kit / "process.json", {"pid": pid, "created": psutil.Process(pid).create_time()})
 
         def wait() -> None:
             until = time.monotonic() + _PATIENCE
             while not (self._listens() if self.is_server else self._has_joined(before)):
-                ended = process.poll() is not None
+                ended = self.process() is None
                 if ended or time.monotonic() > until:
                     why = "its process ended" if ended else f"waited {_PATIENCE:g} s"
                     what = (
@@ -95,6 +86,16 @@ class Party:
         for member in psutil.wait_procs(family, timeout=_GRACE)[1]:
             _gently(member.kill)
         psutil.wait_procs(family, timeout=_GRACE)
+
+    def _spawn(self) -> int:
+        """A process that outlives this one, in a session of its own: a Ctrl-C at the terminal is not meant for it."""
+        words = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(self.kit / "output.txt"), words, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        return os.posix_spawn(sys.executable, self._command(), os.environ, file_actions=files, setsid=True)
 
     def _command(self) -> list[str]:
         kind = "server" if self.is_server else "client"

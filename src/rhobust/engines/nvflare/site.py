@@ -108,16 +108,20 @@ class Site:
     @collab.publish  # type: ignore[untyped-decorator]
     def prepare(self, settings: dict) -> dict:  # type: ignore[type-arg]
         """Load the data and build the model, once; the answer is how many samples there are."""
-        return self._answered(lambda: self._prepared(settings, Path(collab.workspace.get_root_dir()), collab.site_name))
+        return self._answered(lambda: self._prepared(settings, collab.site_name))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def gradient(self, task: dict) -> dict:  # type: ignore[type-arg]
         """The upload for a task."""
         return self._answered(lambda: self._gradient(task))
 
-    def _prepared(self, settings: Message, root: Path, name: str) -> Message:
+    def local(self) -> LocalData:
+        """What the file in the site's own kit says."""
+        return LocalData.read(Path(collab.workspace.get_root_dir()) / "site.toml")
+
+    def _prepared(self, settings: Message, name: str) -> Message:
         if self._post is None:
-            self._post = Post.built(settings, LocalData.read(root / "site.toml"), name)
+            self._post = Post.built(settings, self.local(), name)
         return {"samples": len(self._post.samples)}
 
     def _gradient(self, task: Message) -> Message:

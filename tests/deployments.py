@@ -1,0 +1,145 @@
+"""Federations of real processes for the tests: on this machine only, on a port that is free, gone when the test is."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import rhobust
+from rhobust.config import Config
+from rhobust.data import digits
+from rhobust.engines.federated import Server
+from rhobust.engines.nvflare.kits import Kits, make_kits
+from rhobust.engines.nvflare.processes import parties, start, stop
+from rhobust.rounds import Rounds
+from rhobust.runner import engine_of, federation_of, server_of, work_of
+from rhobust.runs import Run
+from rhobust.simulation import Simulation
+from rhobust.trainer import seeded
+
+PATIENCE = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Wait for something to be true; fail where it does not become so."""
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A federation in a directory."""
+
+    kits: Kits
+
+    @property
+    def path(self) -> Path:
+        return self.kits.path
+
+    def start(self, only: str | None = None, **environment: str) -> None:
+        before = os.environ.copy()
+        os.environ.update(environment)
+        try:
+            start(parties(self.path, only), lambda line: None)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def kill(self, name: str) -> None:
+        """With -9, and whatever it started, as when a machine loses its power."""
+        (party,) = parties(self.path, name)
+        process = party.process()
+        assert process is not None, f"{name} does not run"
+        for member in [process, *process.children(recursive=True)]:
+            member.kill()
+            member.wait(10)
+
+    def submit(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rhobust", "federation", "submit", str(self.path), *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def sweep(self) -> None:
+        """Nothing of this federation may be left, whatever a test did to it."""
+        stop(parties(self.path), lambda line: None)
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.path) in word for word in process.info["cmdline"] or []):
+                process.kill()
+                process.wait(10)
+
+
+@contextmanager
+def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever happens, the process does not outlive the block."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        print(*process.communicate(), sep="\n")  # what it said, beside the failure
+        raise
+
+
+@contextmanager
+def deployed(path: Path, sites: int = 3) -> Iterator[Deployment]:
+    """Kits for a federation; whatever is started from them is stopped at the end."""
+    deployment = Deployment(make_kits(path, sites, "localhost", free_port()))
+    try:
+        yield deployment
+    finally:
+        deployment.sweep()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """The rounds that were logged so far."""
+    return Run(run).metrics()
+
+
+def last(run: Path) -> dict[str, Any]:
+    """The newest of them."""
+    with (run / "metrics.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        found: dict[str, Any] = json.loads(file.read().split(b"\n")[-2])
+        return found
+
+
+def in_process(config: Config, sites: int) -> Server:
+    """The server after a federation in one process, of workers who hold what the sites hold by default."""
+    data, device = digits(), torch.device("cpu")
+    shares = [torch.arange(first, len(data.train), sites) for first in range(sites)]
+    with seeded(config.seed, device, config.threads):
+        server = server_of(config, data, device)
+        workers = Simulation(
+            engine_of(config, data, device).objective,
+            data.train,
+            shares,
+            work_of(config),
+            classes=data.classes,
+            fuse=False,
+        )
+        Rounds(server, workers, federation_of(config).rounds, sites, seed=config.seed).train()
+    return server
+
+
+def assert_same(run: Path, server: Server) -> None:
+    """Every bit of theta and gamma."""
+    trained = rhobust.load(run)
+    assert trained.gamma == float(server.objective.gamma.detach())
+    for name, tensor in server.objective.model.state_dict().items():
+        assert torch.equal(trained.model.state_dict()[name], tensor), name
