@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from rhobust.aggregators import Clipped, Mean, Median
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
-from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, put
+from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, put, worker_gradient
 from rhobust.models import build_model
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
@@ -208,7 +209,12 @@ def test_random_starts_are_the_workers_own() -> None:
         found.append(federated(RANDOM, 3))
     assert torch.equal(*found)
     assert not torch.equal(found[0], federated(replace(RANDOM, work=LocalWork(8, seed=4)), 3))
-    workers, task = RANDOM.simulation(), RANDOM.server().task()
+    work, task = LocalWork(8, seed=3), RANDOM.server().task()
+    same, objective = Setting(sizes=[8]).own()[0], RANDOM.engine().objective  # nothing else is random: all are used
+    places = [(0, 0, work), (0, 1, work), (1, 0, work), (0, 0, LocalWork(8, seed=4))]
+    starts = [worker_gradient(objective, same, replace(task, round=r), k, w).theta for r, k, w in places]
+    assert not any(torch.equal(a, b) for a, b in combinations(starts, 2))
+    workers = RANDOM.simulation()
     together = workers.ask(task, workers.names)
     for name in workers.names:
         assert _same(workers.ask(task, [name])[name], together[name])
@@ -251,11 +257,11 @@ def test_local_steps_upload_the_mean_along_the_path(steps: int) -> None:
             for step in range(steps):
                 g, price = gradient(scratch, setting.minibatches(number, step)[worker], theta, gamma)
                 theta -= 0.3 * g
-                path.append(torch.cat([g, torch.tensor([price])]))
+                path.append(torch.cat([g, g.new_tensor([price])]))
             uploads.append(torch.stack(path).mean(0))
         mean = torch.stack(uploads).mean(0)
         stepped(engine, mean[:-1], float(mean[-1]))
-    assert away(federated(setting, 6), theta_gamma(engine)) < 1e-10
+    assert away(federated(setting, 6), theta_gamma(engine)) < 1e-13
     one = replace(setting, work=LocalWork(8, steps=1, rate=0.3, seed=3))
     assert away(federated(one, 6), theta_gamma(engine)) > 1e-3
 
@@ -263,13 +269,20 @@ def test_local_steps_upload_the_mean_along_the_path(steps: int) -> None:
 def test_weights_by_samples_are_the_weighted_mean() -> None:
     setting = Setting(sizes=[4, 40, 9, 1], weighted=True, optimizer=MOMENTUM)
     engine, scratch = setting.engine(), setting.engine().objective
+    server, workers = setting.server(), setting.simulation()
     for number in range(10):
         theta, gamma = flat(engine.objective.model), float(engine.objective.gamma.detach())
         found = [gradient(scratch, batch, theta, gamma) for batch in setting.minibatches(number)]
         mean = sum(n * g for n, (g, _) in zip(setting.sizes, found, strict=True)) / 54
         price = sum(n * p for n, (_, p) in zip(setting.sizes, found, strict=True)) / 54
+        record = workers.round(server, workers.names)
+        assert record.rho_eff == pytest.approx(0.5 - price, rel=1e-9)
+        losses = [float(scratch(batch.x, batch.y).loss.mean()) for batch in setting.minibatches(number)]
+        assert record.loss == pytest.approx(
+            sum(n * loss for n, loss in zip(setting.sizes, losses, strict=True)) / 54, rel=1e-9
+        )
         stepped(engine, torch.as_tensor(mean), price)
-    assert away(federated(setting, 10), theta_gamma(engine)) < 1e-10
+    assert away(theta_gamma(server), theta_gamma(engine)) < 1e-10
     assert away(federated(replace(setting, weighted=False), 10), theta_gamma(engine)) > 1e-3
 
 
