@@ -1,7 +1,9 @@
 """DRFL and FedAvg on Fashion-MNIST, ten workers in one process: error over rounds, and what liars do to it.
 
+And, on the embedded digits, what local steps between two uploads buy.
+
 RHOBUST_DATA=... python benchmarks/drfl.py [--output results/drfl.json] [--jobs 4]    trains what the file lacks
-python benchmarks/drfl.py --markdown rounds|liars                                     prints a table
+python benchmarks/drfl.py --markdown rounds|liars|local                               prints a table
 python benchmarks/drfl.py --figure docs/images/drfl.png                               draws the errors over rounds
 """
 
@@ -29,6 +31,8 @@ SEEDS = (0, 1, 2)
 SHARED = {"data": "fashion-mnist", "batch_size": 64, "workers": 10, "evaluate_every": 50}
 ROUNDS, FEDAVG_ROUNDS, LIARS_ROUNDS = 1000, 300, 300  # FedAvg takes five local steps in each
 
+LOCAL_ROUNDS, LOCAL_STEPS = 200, (1, 2, 5, 10)
+
 METHODS: dict[str, dict[str, Any]] = {
     "drfl": {"method": "drfl", "radius": 2.0},
     "drfl-margin": {"method": "drfl-margin", "radius": 2.0},
@@ -54,6 +58,10 @@ def jobs() -> dict[str, dict[str, Any]]:
         found[f"liars/none/{aggregator}"] = liars | {"aggregator": aggregator}
         for lie in LIES:
             found[f"liars/{lie}/{aggregator}"] = liars | {"aggregator": aggregator, "liars": 3, "lie": lie}
+    digits = {"data": "digits", "batch_size": 16, "workers": 10, "evaluate_every": 20, "rounds": LOCAL_ROUNDS}
+    for seed in SEEDS:
+        for steps in LOCAL_STEPS:
+            found[f"local/{steps}/{seed}"] = digits | METHODS["drfl"] | {"local_steps": steps, "seed": seed}
     return found
 
 
@@ -126,7 +134,24 @@ def liars_table(runs: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"rounds": rounds_table, "liars": liars_table}
+def local_table(runs: dict[str, Any]) -> str:
+    """Clean / IFGSM error after some rounds, by the number of local steps: equal rounds are equal bytes."""
+    shown = (20, 60, 100, 200)
+    head = ["local steps", *(f"after {round_} rounds" for round_ in shown), "E[c]"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for steps in LOCAL_STEPS:
+        seeds = [run for name, run in runs.items() if name.startswith(f"local/{steps}/")]
+        at = {round_: index for index, round_ in enumerate(seeds[0]["rounds"])}
+        cells = [
+            " / ".join(_spread([run["errors"][kind][at[round_]] for run in seeds]) for kind in ("clean", "ifgsm"))
+            for round_ in shown
+        ]
+        spent = statistics.fmean(run["rho_eff"][-1] for run in seeds)
+        lines.append(f"| {steps} | {' | '.join(cells)} | {spent:.2g} |")
+    return "\n".join(lines)
+
+
+TABLES = {"rounds": rounds_table, "liars": liars_table, "local": local_table}
 
 
 def figure(runs: dict[str, Any]) -> Figure:

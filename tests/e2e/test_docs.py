@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rhobust
-from benchmarks import overhead
+from benchmarks import drfl, overhead
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.regularizers import Regularizer
@@ -32,6 +33,36 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_committed_results() 
         row["measured"] for row in results["time"] + results["memory"] if row["goal"] and row["ratio"] > row["goal"]
     ]
     assert not missed  # the page says that every goal is met
+
+
+def test_the_tables_of_the_federated_page_are_those_of_the_committed_results() -> None:
+    runs = json.loads(drfl.RESULTS.read_text())["runs"]
+    page = (ROOT / "docs" / "drfl.md").read_text()
+    for table in drfl.TABLES.values():
+        assert table(runs) in page
+    assert set(runs) == set(drfl.jobs())
+
+
+def test_the_committed_federations_are_what_the_page_says_of_them() -> None:
+    runs = json.loads(drfl.RESULTS.read_text())["runs"]
+
+    def ifgsm(partition: str, method: str, index: int) -> float:
+        seeds = [run for name, run in runs.items() if name.startswith(f"rounds/{partition}/{method}/")]
+        return statistics.fmean(run["errors"]["ifgsm"][index] for run in seeds)
+
+    for partition in ("iid", "one-class"):
+        assert ifgsm(partition, "drfl", -1) < 0.7 * ifgsm(partition, "drfl", 0)  # keeps improving
+        assert ifgsm(partition, "drfl-literal", -1) > 1.2 * ifgsm(partition, "drfl-literal", 0)
+    assert ifgsm("iid", "fedavg", -1) > 1.2 * ifgsm("iid", "fedavg", 0)  # gets worse
+    assert ifgsm("one-class", "fedavg", -1) > 0.9 * ifgsm("one-class", "fedavg", 0)  # stalls
+    honest = runs["liars/none/mean"]["errors"]
+    worst = {"mean": 0.0, "multi-krum:3": 0.0}
+    for lie in set(drfl.LIES) - {"alie:1.5"}:
+        for aggregator in worst:
+            errors = runs[f"liars/{lie}/{aggregator}"]["errors"]
+            apart = max(errors[kind][-1] - honest[kind][-1] for kind in ("clean", "ifgsm"))
+            worst[aggregator] = max(worst[aggregator], apart)
+    assert worst["multi-krum:3"] <= 0.03 < 0.5 < worst["mean"]
 
 
 def contributed() -> dict[str, Any]:
