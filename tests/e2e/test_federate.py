@@ -84,6 +84,13 @@ def test_a_look_at_the_error_is_of_the_model_at_that_round_and_changes_nothing(t
     assert (tmp_path / "blind" / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
 
+def test_rounds_that_are_looked_at_are_logged_whatever_else_is_not(tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run", Config.resolve(COMMON, RESUMED["judged"]))
+    assert [(record["step"], bool(record["errors"])) for record in run.metrics()] == [
+        *((0, False), (3, False), (4, True), (6, False), (9, True), (10, True))
+    ]
+
+
 @pytest.mark.parametrize("name", ["train", "federate"])
 def test_its_settings_taken_back_make_the_same_bytes(trained: Path, tmp_path: Path, name: str) -> None:
     command(name, "--config", trained / "config.toml", "--out", tmp_path / "again")

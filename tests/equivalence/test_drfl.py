@@ -347,3 +347,27 @@ def test_a_worker_s_answer_depends_on_the_task_alone() -> None:
     after: Mapping[str, Upload | str] = workers.ask(task, workers.names[::-1])
     names: Sequence[str] = workers.names
     assert all(_same(before[name], after[name]) for name in names)
+
+
+def test_liars_lie_as_their_name_says_about_theta_and_gamma_and_the_honest_do_not() -> None:
+    setting = Setting()
+    task, truth = setting.server().task(), setting.uploads(setting.server().task())
+    *honest, last = list(truth)
+    mean = torch.stack([truth[name].theta for name in honest]).mean(0)
+    turned = [Samples(own.x, 2 - own.y) for own in setting.own()]
+    expected = {
+        "sign-flip:4": (-4 * truth[last].theta, -4 * truth[last].gamma),
+        "inner-product:3": (-3 * mean, -3 * sum(truth[name].gamma for name in honest) / 3),
+        "label-flip": gradient(
+            setting.engine().objective, turned[3][setting.work.chosen(12, 0, 3)], task.theta, task.gamma
+        ),
+    }
+    for how, (theta, gamma) in expected.items():
+        workers = setting.simulation(liars=1, how=how)
+        found = workers.ask(task, workers.names)
+        assert all(_same(found[name], truth[name]) for name in honest)
+        told = found[last]
+        assert isinstance(told, Upload)
+        assert away(told.theta, theta) < 1e-12
+        assert told.gamma == pytest.approx(gamma, rel=1e-12)
+        assert away(told.theta, truth[last].theta) > 0.1

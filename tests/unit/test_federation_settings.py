@@ -44,10 +44,20 @@ def test_any_central_method_can_be_federated() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "participation", "asked"),
-    [(10, 1.0, 10), (10, 0.5, 5), (10, 0.51, 6), (10, 1e-9, 1), (1000, 0.01, 10), (10, 0.3, 3), (3, 0.1, 1), (7, 1, 7)],
+    [
+        (10, 1.0, 10),
+        (10, 0.5, 5),
+        (10, 0.51, 6),
+        (10, 1e-9, 1),
+        (1000, 0.01, 10),
+        (10, 0.3, 3),
+        (100, 0.07, 7),
+        (3, 0.1, 1),
+        (7, 1, 7),
+    ],
 )
 def test_how_many_are_asked(workers: int, participation: float, asked: int) -> None:
-    """The share, rounded up; what is whole but for rounding (0.3 * 10) stays whole."""
+    """The share, rounded up; what is whole but for rounding (0.07 * 100 is 7.000000000000001) stays whole."""
     assert Federation(workers=workers, participation=participation).asked == asked
 
 
@@ -180,17 +190,22 @@ def test_a_central_run_has_no_server() -> None:
     ("given", "kind", "rate"),
     [
         ({"method": "drfl", "radius": 1}, torch.optim.Adam, 0.001),
-        ({"method": "drfl", "radius": 1, "optimizer": "sgd", "learning_rate": 0.3}, torch.optim.SGD, 0.3),
+        (
+            {"method": "drfl", "radius": 1, "optimizer": "sgd", "learning_rate": 0.3, "momentum": 0.9},
+            torch.optim.SGD,
+            0.3,
+        ),
         ({"method": "fedavg", "local_steps": 4, "local_rate": 0.25}, torch.optim.SGD, 1.0),  # 4 steps of 0.25
     ],
 )
 def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: type, rate: float) -> None:
-    more = {"quorum": 3, "weights": "samples", "aggregator": "median", "seed": 5, "batch_size": 9, "momentum": 0.0}
+    more = {"quorum": 3, "weights": "samples", "aggregator": "median", "seed": 5, "batch_size": 9}
     config = Config.resolve(given, more)
     server = server_of(config, load_data("digits"), torch.device("cpu"))
     base = server.optimizer.base
     assert type(base) is kind
     assert base.param_groups[0]["lr"] == rate
+    assert base.param_groups[0].get("momentum", 0) == given.get("momentum", 0)
     assert (server.quorum, server.weighted, type(server.aggregator).__name__) == (3, True, "Median")
     work = work_of(config)
     assert (work.batch_size, work.seed) == (9, 5)
