@@ -7,60 +7,51 @@ from typing import Annotated, Any
 
 import typer
 
+from rhobust.commands import options
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.config import Config, parse_overrides, read_toml
-from rhobust.data import DATA
 from rhobust.errors import ConfigError
-from rhobust.models import MODELS
 from rhobust.progress import TrainingProgress, say
 from rhobust.runner import train_run
 
 
 def train(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Any setting (docs/settings.md) or knob of the method; wins over options."
-        ),
-    ] = None,
-    data: Annotated[str | None, typer.Option(help=f"{', '.join(DATA)}, or a path: .npz, images.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where to look for mnist/ and fashion-mnist/ first.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Train on the first so many samples only.")] = None,
-    model: Annotated[str | None, typer.Option(help=f"{', '.join(MODELS)}.")] = None,
+    overrides: options.Words = None,
+    data: options.Data = None,
+    data_dir: options.DataDir = None,
+    limit: options.Limit = None,
+    model: options.Model = None,
     method: Annotated[str | None, typer.Option(help="Training method; `rhobust methods` lists them.")] = None,
-    radius: Annotated[float | None, typer.Option(help="rho, the bound on the expected transport cost.")] = None,
+    radius: options.Radius = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Step size alpha of theta.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything that is random.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; options and KEY=VALUE win over it.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory to make.")] = None,
+    learning_rate: options.LearningRate = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    config: options.ConfigFile = None,
+    out: options.Out = None,
     resume: Annotated[Path | None, typer.Option(help="Run directory to continue from its last checkpoint.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model into a run directory, or continue one."""
-    given = {
-        "data": data,
-        "data_dir": None if data_dir is None else str(data_dir),
-        "limit": limit,
-        "model": model,
-        "method": method,
-        "radius": radius,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "seed": seed,
-        "device": device,
-    }
-    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    given = options.given(
+        data=data,
+        data_dir=data_dir,
+        limit=limit,
+        model=model,
+        method=method,
+        radius=radius,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        device=device,
+    )
     if resume is None:
-        path, settings = destination(out), Config.resolve(*layers(config, options, overrides))
+        path, settings = destination(out), Config.resolve(*layers(config, given, overrides))
         run_training(path, settings, f"{settings.name} on {settings.data}", quiet)
         return
-    if options or overrides or config or out:
+    if given or overrides or config or out:
         raise ConfigError(["--resume continues a run with the settings it was started with; drop the others"])
     run_training(resume, None, f"resuming {resume}", quiet)
 
@@ -72,9 +63,9 @@ def destination(out: Path | None) -> Path:
     return out
 
 
-def layers(config: Path | None, options: dict[str, Any], overrides: list[str] | None) -> list[dict[str, Any]]:
-    """The file, the options, the KEY=VALUE words: later ones win."""
-    return [read_toml(config) if config else {}, options, parse_overrides(overrides or [])]
+def layers(config: Path | None, given: dict[str, Any], overrides: list[str] | None) -> list[dict[str, Any]]:
+    """The file, the options given, the KEY=VALUE words: later ones win."""
+    return [read_toml(config) if config else {}, given, parse_overrides(overrides or [])]
 
 
 def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -> None:
