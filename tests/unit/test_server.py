@@ -175,6 +175,24 @@ def test_an_aggregator_that_needs_more_than_the_quorum_is_a_lost_quorum(aggregat
     assert same(snapshot(server), before)
 
 
+@pytest.mark.parametrize(
+    ("kind", "caught"),
+    [("nan", 1), ("gamma", 1), ("short", 1), ("stale", 0), ("future", 0), ("reason", 0), ("unasked", 0)],
+)
+def test_only_a_lie_among_those_asked_is_a_liar_less_to_fear(kind: str, caught: int) -> None:
+    """A late or silent one may be honest, and an upload nobody asked for says nothing of those who were asked."""
+    setting = Setting(sizes=[12] * 5, aggregator=TrimmedMean(1))
+    server, literal = setting.server(), setting.server()
+    literal.aggregator = TrimmedMean(1 - caught)
+    uploads = setting.uploads(server.task())
+    names = list(uploads)
+    asked = names[:4] if kind == "unasked" else names
+    bad = uploads[names[4]] if kind == "unasked" else BAD[kind][0](uploads[names[4]])
+    assert list(server.step(asked, {**uploads, names[4]: bad}).dropped) == [names[4]]
+    literal.step(names[:4], {name: uploads[name] for name in names[:4]})
+    assert torch.equal(theta_gamma(server), theta_gamma(literal))
+
+
 def _at_round(uploads: dict[str, Upload], number: int) -> dict[str, Upload]:
     return {name: replace(upload, round=number) for name, upload in uploads.items()}
 

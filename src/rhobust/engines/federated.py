@@ -191,8 +191,10 @@ class Server:
         dropped = {name: problem for name, problem in problems.items() if problem is not None}
         dropped |= {name: "was not asked" for name in sorted(answers) if name not in names}
         kept = [upload for name in names if name not in dropped and isinstance(upload := answers[name], Upload)]
-        # Who uploaded what cannot be is a liar caught; who did not answer at all may have been an honest one.
-        aggregator = self.aggregator.after(sum(isinstance(answers.get(name), Upload) for name in dropped))
+        # Who was asked and uploaded what cannot be is a liar caught; who is late or silent may be an honest one.
+        wrong = [answers[name] for name in names if name in dropped and name in answers]
+        caught = [answer for answer in wrong if isinstance(answer, Upload) and answer.round == task.round]
+        aggregator = self.aggregator.after(len(caught))
         needed = max(self.quorum, aggregator.fewest)
         if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
