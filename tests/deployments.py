@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
 import rhobust
 from rhobust.config import Config
-from rhobust.data import digits
+from rhobust.data import digits, load_data
 from rhobust.engines.federated import Server
 from rhobust.engines.nvflare.kits import Kits, make_kits
 from rhobust.engines.nvflare.processes import parties, start, stop
@@ -53,6 +54,12 @@ class Deployment:
     @property
     def path(self) -> Path:
         return self.kits.path
+
+    def use(self, data: Path) -> None:
+        """Every site takes its share of this file."""
+        for number, site in enumerate(self.kits.sites, start=1):
+            share = f"{number}/{len(self.kits.sites)}"
+            (self.path / site / "site.toml").write_text(f'data = "{data}"\nshare = "{share}"\n')
 
     def start(self, only: str | None = None, **environment: str) -> None:
         before = os.environ.copy()
@@ -106,6 +113,14 @@ def deployed(path: Path, sites: int = 3) -> Iterator[Deployment]:
         deployment.sweep()
 
 
+def digits_file(path: Path) -> Path:
+    """The digits as somebody would bring their own data: quicker to load than from the package they come with."""
+    data = digits()
+    arrays = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}
+    np.savez(path, bounds=np.array(data.bounds), **{name: tensor.numpy() for name, tensor in arrays.items()})
+    return path
+
+
 def lines(run: Path) -> list[dict[str, Any]]:
     """The rounds that were logged so far."""
     return Run(run).metrics()
@@ -120,8 +135,8 @@ def last(run: Path) -> dict[str, Any]:
 
 
 def in_process(config: Config, sites: int) -> Server:
-    """The server after a federation in one process, of workers who hold what the sites hold by default."""
-    data, device = digits(), torch.device("cpu")
+    """The server after a federation in one process, of workers who hold the shares that the sites hold."""
+    data, device = load_data(config.data), torch.device("cpu")
     shares = [torch.arange(first, len(data.train), sites) for first in range(sites)]
     with seeded(config.seed, device, config.threads):
         server = server_of(config, data, device)

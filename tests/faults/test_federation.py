@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,19 @@ from rhobust.config import Config
 from rhobust.engines.nvflare import processes
 from rhobust.engines.nvflare.kits import FederationError, make_kits
 from rhobust.engines.nvflare.processes import Party
-from tests.deployments import Deployment, assert_same, deployed, in_process, killed_at_last, last, lines, until
+from tests.deployments import (
+    Deployment,
+    assert_same,
+    deployed,
+    digits_file,
+    in_process,
+    killed_at_last,
+    last,
+    lines,
+    until,
+)
 
+Submit = Callable[..., subprocess.Popen[str]]
 SETTINGS = {"method": "drfl", "radius": 2.0, "batch_size": 32, "threads": 1, "checkpoint_every": 10, "seed": 3}
 DEADLINE = "4"
 SECRET = "/patients/names.npz"
@@ -69,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def federation(folder: Path) -> Iterator[Deployment]:
     with deployed(folder / "fed") as federation:
+        federation.use(digits_file(folder / "digits.npz"))
         code = folder / "liar"
         code.mkdir()
         lies = str(folder / "lies.json")
@@ -79,23 +91,24 @@ def federation(folder: Path) -> Iterator[Deployment]:
         yield federation
 
 
-def settings(path: Path, **more: object) -> Path:
-    file = path / "settings.toml"
-    file.write_text(Config.resolve(SETTINGS, {"workers": 3}, more).to_toml())
-    text = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in text if line.split(" ")[0] not in ("partition", "liars", "lie")))
-    return file
+@pytest.fixture
+def submit(federation: Deployment, folder: Path, tmp_path: Path) -> Submit:
+    """A training into tmp_path/run with some settings besides ours."""
+
+    def submitted(*options: str, **more: object) -> subprocess.Popen[str]:
+        words = [f"{key}={value}" for key, value in (SETTINGS | {"data": folder / "digits.npz"} | more).items()]
+        return federation.submit(*words, "--out", str(tmp_path / "run"), *options)
+
+    return submitted
 
 
 def test_a_faulty_answer_is_dropped_and_named_and_the_round_stands(
-    federation: Deployment, folder: Path, tmp_path: Path
+    federation: Deployment, folder: Path, tmp_path: Path, submit: Submit
 ) -> None:
     told = {3 + 2 * number: how for number, how in enumerate(NAMED)}
     (folder / "lies.json").write_text(json.dumps(told))
     run = tmp_path / "run"
-    process = federation.submit(
-        "--config", str(settings(tmp_path, rounds=max(told) + 2)), "--out", str(run), "--deadline", DEADLINE
-    )
+    process = submit("--deadline", DEADLINE, rounds=max(told) + 2)
     _, said = process.communicate()
     (folder / "lies.json").unlink()
     assert process.returncode == 0, said
@@ -112,11 +125,10 @@ def test_a_faulty_answer_is_dropped_and_named_and_the_round_stands(
 
 
 def test_a_killed_site_is_left_out_at_no_cost_and_comes_back_and_too_few_are_a_stop(
-    federation: Deployment, tmp_path: Path
+    federation: Deployment, tmp_path: Path, submit: Submit
 ) -> None:
     run = tmp_path / "run"
-    file = settings(tmp_path, rounds=100_000, quorum=2)
-    process = federation.submit("--config", str(file), "--out", str(run), "--deadline", DEADLINE)
+    process = submit("--deadline", DEADLINE, rounds=100_000, quorum=2)
     with killed_at_last(process):
         until(lambda: len(lines(run)) > 20, "the first rounds")
         federation.kill("site-2")
@@ -156,10 +168,10 @@ def _longest_gap(run: Path, seconds: float) -> float:
 
 
 def test_interrupted_resumed_its_server_killed_and_resumed_again_it_ends_with_the_same_bits(
-    federation: Deployment, tmp_path: Path
+    federation: Deployment, tmp_path: Path, submit: Submit
 ) -> None:
     run, rounds = tmp_path / "run", 250
-    process = federation.submit("--config", str(settings(tmp_path, rounds=rounds)), "--out", str(run))
+    process = submit(rounds=rounds)
     with killed_at_last(process):
         until(lambda: len(lines(run)) > 15, "the first rounds")
         process.send_signal(signal.SIGINT)

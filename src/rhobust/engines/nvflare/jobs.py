@@ -56,6 +56,8 @@ def admin(kits: Kits) -> Iterator[Session]:
     """A conversation with the server; whatever cannot be said in it is a `FederationError`."""
     session = None
     try:
+        if not kits.answers():
+            raise ConnectionError("nobody listens there")
         with _hushed():
             session = new_secure_session(ADMIN, str(kits.admin), timeout=_LOGIN)
         yield session

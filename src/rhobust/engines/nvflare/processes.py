@@ -137,7 +137,7 @@ def parties(path: Path, only: str | None = None) -> list[Party]:
     kits = [path / only] if only else sorted(path.glob("*"))
     found = [Party(kit.resolve()) for kit in kits if any((kit / "startup").glob("fed_[sc]*.json"))]
     if not found:
-        what = f"a kit {only}" if only else "kits"
+        what = f"kit of {only}" if only else "kits"
         raise RunError(f"{path} holds no {what}; make them with rhobust federation init --out {path}")
     return sorted(found, key=lambda party: (not party.is_server, party.name))
 
@@ -163,8 +163,8 @@ def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
 
 
 def stop(found: Sequence[Party], tell: Callable[[str], None]) -> None:
-    """Stop them, the server last."""
-    for party in reversed(found):
+    """Stop them, the server first: no round should be taken with the few who are left."""
+    for party in found:
         if party.process():
             party.stop()
             tell(f"{party.name} is stopped")

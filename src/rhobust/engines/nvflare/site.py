@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import tomllib
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Post:
         if not bounds[0] <= low <= high <= bounds[1]:
             raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
         device = torch.device(config.device if torch.cuda.is_available() else "cpu")
-        torch.set_num_threads(config.threads or 1)
+        torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))
         common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
         objective = engine_of(config, common, device).objective
         return cls(objective, data.train, work_of(config), settings["workers"].index(name))

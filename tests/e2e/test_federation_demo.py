@@ -1,0 +1,71 @@
+"""The demo of a deployed federation: from nothing to a trained model that every other command reads."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from rhobust.cli import app
+from rhobust.config import Config
+from rhobust.errors import RhobustError
+from tests.deployments import assert_same, in_process, lines
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rhobust", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "out"
+    began = time.monotonic()
+    done = command("federation", "demo", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 120
+    assert "test error: clean" in done.stdout
+    left = [process.pid for process in psutil.process_iter(["cmdline"]) if str(out) in str(process.info["cmdline"])]
+    assert not left
+    return out
+
+
+def test_it_is_the_federation_in_one_process_to_the_bit(demo: Path) -> None:
+    run = demo / "run"
+    config = Config.from_toml(run / "config.toml")
+    server = in_process(config, 3)
+    assert len(lines(run)) == server.round == 200
+    assert not any(line["dropped"] for line in lines(run))
+    assert_same(run, server)
+
+
+def test_its_run_is_read_by_the_other_commands(demo: Path) -> None:
+    run = demo / "run"
+    done = command(
+        "evaluate", str(run), "--attacks", "ifgsm", "--epsilons", "0,0.1", "--json", str(demo / "errors.json")
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((demo / "errors.json").read_text())
+    done = command("certify", str(run), "--radii", "0.5,2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_is_one_clear_line(demo: Path, tmp_path: Path) -> None:
+    fed = str(demo / "fed")
+    for words, said in (
+        (["submit", fed, "radius=2", "--out", str(tmp_path / "run")], "cannot be reached"),
+        (["submit", fed, "radius=2", "workers=7", "--out", str(tmp_path / "run")], "has 3 sites"),
+        (["submit", fed, "radius=2", "partition=iid", "--out", str(tmp_path / "run")], "simulated workers"),
+        (["submit", fed, "radius=2"], "--out DIRECTORY"),
+        (["submit", str(tmp_path), "--out", "run"], "is no federation"),
+        (["start", fed, "--site", "site-9"], "no kit of site-9"),
+        (["init", "--out", fed], "not empty; nothing was changed"),
+        (["status", str(tmp_path)], "holds no kits"),
+    ):
+        found = CliRunner().invoke(app, ["federation", *words])
+        assert isinstance(found.exception, RhobustError), words  # one line and exit code 1 (e2e/test_command.py)
+        assert said in str(found.exception)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,279 @@
+"""What crosses the wire, who may ask for it, and when a site is called: without a federation."""
+
+import itertools
+import json
+import math
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.collab.api.decorators import get_object_publish_interface
+from nvflare.fuel.utils import fobs
+
+from rhobust.config import Config
+from rhobust.engines.federated import Task, Upload
+from rhobust.engines.nvflare.coordinator import Coordinator
+from rhobust.engines.nvflare.jobs import job_of
+from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
+from rhobust.engines.nvflare.site import LocalData, Post, Site
+from rhobust.engines.nvflare.sites import Sites
+from rhobust.engines.nvflare.wire import Message, from_task, from_upload, to_task, to_upload
+from rhobust.errors import ConfigError, DataError, RunError
+
+THETA = torch.tensor([0.1, -1e-45, 3e38, -0.0])
+TASK = Task(7, THETA, 0.3)
+UPLOAD = Upload(7, THETA.double() / 3, -1.5, 40, 0.25, 3)
+
+
+def same(a: Task | Upload, b: Task | Upload) -> bool:
+    """To the bit, and of the same precision."""
+    plain = {key: value for key, value in vars(a).items() if key != "theta"}
+    others = {key: value for key, value in vars(b).items() if key != "theta"}
+    return plain == others and a.theta.dtype == b.theta.dtype and a.theta.numpy().tobytes() == b.theta.numpy().tobytes()
+
+
+def test_a_task_and_an_upload_arrive_to_the_bit() -> None:
+    assert same(to_task(from_task(TASK)), TASK)
+    assert same(to_upload(from_upload(UPLOAD)), UPLOAD)
+
+
+def test_messages_need_nothing_but_plain_values_and_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: object, **named: object) -> None:
+        raise AssertionError("a pickle")
+
+    for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    for message, back in ((from_task(TASK), to_task), (from_upload(UPLOAD), to_upload)):
+        packed = msgpack.packb(message, strict_types=True)  # fails on whatever is not plain
+        assert msgpack.unpackb(packed) == message
+        sent = fobs.dumps(message)  # the engine's own way
+        assert same(back(fobs.loads(sent)), TASK if back is to_task else UPLOAD)
+        assert len(sent) < len(packed) + 1000  # and nothing rides along
+
+
+def test_a_pickle_in_place_of_numbers_is_not_opened() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("it was opened",))
+
+    message = from_upload(UPLOAD)
+    message["theta"] = {"type": "|O", "numbers": pickle.dumps(Bomb())}
+    with pytest.raises(ValueError, match=r"type '\|O'"):
+        to_upload(message)
+
+
+def test_a_site_offers_two_functions_and_the_coordinator_none() -> None:
+    assert sorted(get_object_publish_interface(Site()).to_dict()) == ["gradient", "prepare"]
+    assert not get_object_publish_interface(Coordinator("run", "report", ["site-1"], 1.0)).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"round": True}, "round of type bool"),
+        ({"round": 7.0}, "round of type float"),
+        ({"gamma": 1}, "gamma of type int"),
+        ({"loss": None}, "loss of type NoneType"),
+        ({"theta": b"1234"}, "theta of type bytes"),
+        ({"theta": {"type": "<f4", "numbers": b"12345"}}, "ends within a number"),
+        ({"theta": {"type": "<f4", "numbers": [1.0]}}, "numbers of type list"),
+        ({"theta": {"type": "<f4"}}, "has the fields type"),
+        ({"labels": [1, 2]}, "labels"),
+    ],
+)
+def test_an_upload_of_any_other_form_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        to_upload(from_upload(UPLOAD) | change)
+
+
+@pytest.mark.parametrize("answer", [None, [], "text", [from_upload(UPLOAD)] * 2, 3.0])
+def test_what_is_no_upload_at_all_is_refused(answer: object) -> None:
+    with pytest.raises(ValueError, match="not a dict"):
+        to_upload(answer)
+
+
+class Wires:
+    """A transport that remembers who was called and fails whom it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.down: dict[str, str] = {}
+        self.calls: list[tuple[str, list[str], float]] = []
+
+    def __call__(
+        self, names: Sequence[str], function: str, argument: Message, seconds: float
+    ) -> tuple[Mapping[str, object], Mapping[str, str]]:
+        self.calls.append((function, list(names), seconds))
+        answer = from_upload(UPLOAD) if function == "gradient" else {"samples": 3}
+        values = {name: answer for name in names if name not in self.down}
+        return values, {name: self.down[name] for name in names if name in self.down}
+
+    def sites(self, present: Sequence[str] = ("a", "b", "c")) -> Sites:
+        found = Sites(["a", "b", "c"], present, {"config": ""}, 30.0, self, lambda: self.now)
+        self.calls.clear()
+        return found
+
+
+def test_who_let_a_deadline_pass_is_not_waited_for_again_and_is_tried_briefly_and_ever_less_often() -> None:
+    wires = Wires()
+    sites = wires.sites()
+    wires.down["b"] = "no answer within 30 s"
+    answers = sites.ask(TASK, ["a", "b", "c"])
+    assert answers["b"] == "no answer within 30 s"
+    assert isinstance(answers["a"], Upload)
+    tried = []
+    for second in range(1, 200):
+        wires.now = float(second)
+        wires.calls.clear()
+        assert isinstance(sites.ask(TASK, ["a", "b", "c"])["b"], str)
+        assert [names for function, names, _ in wires.calls if function == "gradient"] == [["a", "c"]]
+        knocks = [(names, seconds) for function, names, seconds in wires.calls if function == "prepare"]
+        assert knocks in ([], [(["b"], 1.0)])
+        tried += [second] if knocks else []
+    assert tried == [10, 30, 70, 150]
+    wires.down.clear()
+    wires.now = 1000.0
+    assert isinstance(sites.ask(TASK, ["a", "b", "c"])["b"], Upload)
+
+
+def test_who_is_not_connected_is_never_called() -> None:
+    wires = Wires()
+    sites = wires.sites(present=["a", "c"])
+    wires.now = 1e9
+    assert sites.ask(TASK, ["a", "b"])["b"] == "is not connected"
+    assert wires.calls == [("gradient", ["a"], 30.0)]
+    assert sites.ask(TASK, ["b"]) == {"b": "is not connected"}
+    assert len(wires.calls) == 1
+
+
+def test_of_a_failure_only_its_kind_leaves_a_site_and_it_does_one_thing_at_a_time() -> None:
+    site = Site()
+
+    def fail() -> Message:
+        raise DataError("/patients/names.npz holds NaN")
+
+    assert site._answered(fail) == {"problem": "DataError"}
+    begun, end = threading.Event(), threading.Event()
+
+    def slow() -> Message:
+        begun.set()
+        end.wait(10)
+        return {}
+
+    thread = threading.Thread(target=site._answered, args=(slow,))
+    thread.start()
+    begun.wait(10)
+    assert site._answered(dict) == {"problem": "Busy"}
+    end.set()
+    thread.join()
+    assert site._answered(dict) == {}
+
+
+def test_shares_of_one_data_set_are_disjoint_and_all_of_it() -> None:
+    parts = [list(range(100))[LocalData("digits", share=f"{k}/3").part(100)] for k in (1, 2, 3)]
+    assert sorted(itertools.chain(*parts)) == list(range(100))
+    assert list(range(100))[LocalData("digits").part(100)] == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('data = "digits"\nshare = "4/3"', "share must read k/n"),
+        ('data = "digits"\nshare = "one"', "share must read k/n"),
+        ('date = "digits"', "did you mean 'data'"),
+        ("data = 3", "data must be text"),
+        ("", "data is missing"),
+    ],
+)
+def test_a_wrong_site_file_is_one_error(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        LocalData.read(tmp_path / "site.toml")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"shape": [1, 9, 9]}, "the model takes"), ({"classes": 3}, "3 classes"), ({"bounds": [0.0, 1.0]}, "beyond")],
+)
+def test_data_that_do_not_fit_the_model_are_refused_by_the_site(
+    tmp_path: Path, wrong: dict[str, Any], said: str
+) -> None:
+    draws = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draws.uniform(-1, 1, (20, 1, 4, 4)).astype(np.float32), y=np.arange(20) % 5)
+    config = Config.resolve({"method": "drfl", "radius": 1.0, "workers": 2, "threads": torch.get_num_threads()})
+    settings = {
+        "config": config.to_toml(),
+        "shape": [1, 4, 4],
+        "classes": 5,
+        "bounds": [-1.0, 1.0],
+        "workers": ["a", "b"],
+    }
+    local = LocalData(str(tmp_path / "own.npz"), share="1/2")
+    post = Post.built(settings, local, "b")
+    assert post.number == 1
+    assert len(post.samples) == math.ceil(16 / 2)
+    with pytest.raises(DataError, match=said):
+        Post.built(settings | wrong, local, "b")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Kits:
+    return make_kits(tmp_path_factory.mktemp("kits") / "fed", 11, "localhost", 8002)
+
+
+def test_kits_let_a_job_name_our_classes_only_and_nobody_send_code(kits: Kits, tmp_path: Path) -> None:
+    assert kits.sites[0] == "site-01"
+    assert list(kits.sites) == sorted(kits.sites)  # the server sorts by name, and a site's number is its place
+    assert Kits.find(kits.path) == kits
+    listed: set[str] = set()
+    for name in ("server", *kits.sites):
+        local = kits.path / name / "local"
+        rules = json.loads((local / "resources.json").read_text())
+        assert rules["class_list_enforcement_mode"] == "enforce"
+        assert len(rules["class_allow_list"]) == 2
+        listed |= set(rules["class_allow_list"])
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert list(rights) == ["lead"]
+        assert {rights["lead"][right] for right in ("byoc", "shell_commands", "download_job")} == {"none"}
+        assert "/tmp/nvflare" not in (local / "resources.json").read_text()
+    assert {COORDINATOR, SITE} < listed
+    job_of(Coordinator("run", "report", list(kits.sites), 1.0), {"site-01": Site()}).export_job(str(tmp_path))
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".json"}  # a job carries settings, never code
+    text = "".join(file.read_text() for file in files)
+    assert {part for part in text.split('"') if part.count(".") > 2} == listed
+
+
+@pytest.mark.parametrize("party", ["server", "site-01"])
+def test_the_engine_refuses_a_job_that_names_any_other_class(kits: Kits, party: str) -> None:
+    guard, workspace = ComponentPathAuthorizer(), Workspace(str(kits.path / party))
+    own = COORDINATOR if party == "server" else SITE
+    guard.authorize_component_config({"path": own}, workspace=workspace)
+    for path in ("nvflare.app_common.np.np_trainer.NPTrainer", "rhobust.cli.main", "subprocess.Popen", f"{own}s"):
+        with pytest.raises(UnsafeComponentError, match="not in allow_list"):
+            guard.authorize_component_config({"path": path}, workspace=workspace)
+
+
+def test_keys_are_for_their_owner_alone_and_stay_in_their_kits(kits: Kits) -> None:
+    assert (kits.path / "authority").stat().st_mode & 0o077 == 0
+    for name in kits.sites:
+        names = {file.name for file in (kits.path / name / "startup").iterdir()}
+        assert "client.key" in names
+        assert "rootCA.key" not in names
+
+
+def test_a_directory_that_holds_something_is_left_alone(kits: Kits) -> None:
+    with pytest.raises(RunError, match="not empty; nothing was changed"):
+        make_kits(kits.path, 2, "localhost", 8002)
+    with pytest.raises(ConfigError, match="at least one worker") as problem:
+        make_kits(kits.path / "new", 0, "a b", 70_000)
+    assert len(problem.value.problems) == 3
