@@ -16,6 +16,7 @@ import torch
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import data_problem
 from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
@@ -136,7 +137,7 @@ class Config:
         found: list[str] = []
         for kind, name, names in (
             ("model", self.model, MODELS),
-            ("method", self.method, methods()),
+            ("method", self.method, [*methods(), *FEDERATED]),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("device", self.device, DEVICES),
         ):
@@ -163,11 +164,17 @@ class Config:
             found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
         if self.federation:
             found += self.federation.problems()
+            own = [
+                key for key in ("optimizer", "learning_rate", "momentum") if getattr(self, key) != getattr(Config, key)
+            ]
+            if self.federation.server == "average" and own:
+                found.append(f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate")
         if self.seed < 0:
             found.append(f"seed must be >= 0, not {self.seed}")
         if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
             found.append(f"radius must be finite and > 0, not {self.radius}")
-        for build in (self.make_regularizer, self.make_gamma_rule, self._check_theory):
+        theory = [self._check_theory] if chosen else []
+        for build in (self.make_cost, self.make_regularizer, self.make_gamma_rule, *theory):
             try:
                 build()
             except ConfigError as error:

@@ -15,6 +15,7 @@ import rhobust
 from rhobust.cli import app, main
 from rhobust.data import digits
 from rhobust.errors import RhobustError
+from rhobust.federation import METHODS
 from rhobust.runs import Run
 from rhobust.shifts import evaluate_shifts
 
@@ -193,7 +194,7 @@ def test_an_error_is_lines_on_standard_error_and_exit_code_one(
     assert stop.value.code == 1
     assert said.out == ""
     assert said.err.splitlines() == [
-        "error: unknown method 'spgx' (did you mean 'spgd'?); known: " + ", ".join(rhobust.methods()),
+        "error: unknown method 'spgx' (did you mean 'spgd'?); known: " + ", ".join([*rhobust.methods(), *METHODS]),
         "error: epochs must be > 0, not 0",
     ]
 
