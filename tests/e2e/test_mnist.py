@@ -1,4 +1,4 @@
-"""Real MNIST and the paper's network, from the file to the certificate."""
+"""Real MNIST and the paper's network, from the file to the report."""
 
 import json
 import os
@@ -12,14 +12,16 @@ from rhobust.cli import app
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
-def test_train_evaluate_and_certify_on_the_real_thing(tmp_path: Path) -> None:
+def test_train_evaluate_certify_and_report_on_the_real_thing(tmp_path: Path) -> None:
     if not (REAL / "mnist").is_dir():
         pytest.skip(f"REAL DATA ABSENT: {REAL / 'mnist'} is not there; set RHOBUST_DATA to test on it")
-    run, errors, certificates = tmp_path / "run", tmp_path / "errors.json", tmp_path / "certificates.json"
+    run, page = tmp_path / "run", tmp_path / "report.html"
+    errors, certificates = tmp_path / "errors.json", tmp_path / "certificates.json"
     for words in (
         f"train --data mnist --data-dir {REAL} --limit 4000 --model cnn --epochs 1 --out {run} method=spgda radius=6",
         f"evaluate {run} --attacks fgsm --epsilons 0,0.1 --samples 200 --json {errors}",
         f"certify {run} --radii 0.5 --samples 20 --json {certificates}",
+        f"report {run} --samples 60 --out {page}",
     ):
         result = CliRunner().invoke(app, words.split(), catch_exceptions=False)
         assert result.exit_code == 0, result.output
@@ -31,3 +33,7 @@ def test_train_evaluate_and_certify_on_the_real_thing(tmp_path: Path) -> None:
     (certificate,) = json.loads(certificates.read_text())["certificates"]
     assert certificate["status"] == "estimated"  # a ReLU network has no bounded curvature
     assert 0 < certificate["attained"] <= certificate["bound"]
+    shifts = json.loads((run / "shifts.json").read_text())  # the report measured what was missing
+    shifted = {(cell["shift"], cell["severity"]): cell["error"] for cell in shifts["shifted"]}
+    assert measured["clean"] < shifted["uci-digits", 1] < 0.8  # other people's digits: harder, and not hopeless
+    assert "uci-digits" in page.read_text()
