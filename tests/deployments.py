@@ -104,7 +104,7 @@ def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 @contextmanager
-def deployed(path: Path, sites: int = 3) -> Iterator[Deployment]:
+def deployed(path: Path, sites: int) -> Iterator[Deployment]:
     """Kits for a federation; whatever is started from them is stopped at the end."""
     deployment = Deployment(make_kits(path, sites, "localhost", free_port()))
     try:

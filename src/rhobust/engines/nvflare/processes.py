@@ -99,7 +99,7 @@ class Party:
 
     def _command(self) -> list[str]:
         kind = "server" if self.is_server else "client"
-        who = [] if self.is_server else [f"uid={self.name}"]
+        who = [] if self.is_server else [f"uid={self.name}", "heart_beat_interval=5"]
         return [
             *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"),
             *("-m", str(self.kit), "-s", f"fed_{kind}.json"),
