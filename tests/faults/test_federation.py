@@ -1,6 +1,7 @@
 """Sites that die, lie, sleep or are not who they say; a server that is killed: with real processes."""
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -98,7 +99,8 @@ def submit(federation: Deployment, folder: Path, tmp_path: Path) -> Submit:
     """A training into tmp_path/run with some settings besides ours."""
 
     def submitted(*options: str, **more: object) -> subprocess.Popen[str]:
-        words = [f"{key}={value}" for key, value in (SETTINGS | {"data": folder / "digits.npz"} | more).items()]
+        data = os.path.relpath(folder / "digits.npz")  # as somebody would write it; the server is elsewhere
+        words = [f"{key}={value}" for key, value in (SETTINGS | {"data": data} | more).items()]
         return federation.submit(*words, "--out", str(tmp_path / "run"), *options)
 
     return submitted

@@ -184,6 +184,12 @@ def test_shares_of_one_data_set_are_disjoint_and_all_of_it() -> None:
     assert list(range(100))[LocalData("digits").part(100)] == list(range(100))
 
 
+def test_a_path_in_a_site_file_is_seen_from_where_the_file_lies(tmp_path: Path) -> None:
+    for data, path in (("digits", "digits"), ("own.npz", str(tmp_path / "own.npz")), ("/own.npz", "/own.npz")):
+        (tmp_path / "site.toml").write_text(f'data = "{data}"')
+        assert LocalData.read(tmp_path / "site.toml") == LocalData(path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

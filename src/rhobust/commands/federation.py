@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.commands.train import destination, layers
 from rhobust.config import Config
+from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.progress import TrainingProgress, say
 from rhobust.runner import federation_of
@@ -173,7 +175,10 @@ def _settings(given: list[dict[str, Any]], sites: int) -> Config:
         raise ConfigError(problems)
     settings = Config.resolve({"method": "drfl", "batch_size": 64}, *given, {"workers": sites})
     federation_of(settings)
-    return settings
+    # The server's process is elsewhere: what is a path here must be one there.
+    data = settings.data if settings.data in DATA else str(Path(settings.data).resolve())
+    data_dir = settings.data_dir and str(Path(settings.data_dir).resolve())
+    return replace(settings, data=data, data_dir=data_dir)
 
 
 def _need_engine() -> None:

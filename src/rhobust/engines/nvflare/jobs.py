@@ -106,6 +106,8 @@ class Submission:
         """Until the model is there. An interrupt stops the training after a checkpoint."""
         run = Run.find(self.out.resolve()) if self.config is None else Run.vacant(self.out.resolve())
         known = self.config or run.config()
+        if run.finished:
+            return run
         with admin(self.kits) as session:
             while not run.finished:
                 lines = len(run.metrics())

@@ -7,7 +7,7 @@ import os
 import threading
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from nvflare.collab import collab
 
 from rhobust.config import Config, read_toml
-from rhobust.data import DataSet, Samples, load_data
+from rhobust.data import DATA, DataSet, Samples, load_data
 from rhobust.engines.federated import LocalWork, worker_gradient
 from rhobust.engines.nvflare.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
@@ -36,7 +36,7 @@ class LocalData:
 
     @classmethod
     def read(cls, path: Path) -> LocalData:
-        """The file's settings; one error lists every problem."""
+        """The file's settings, with paths as seen from where it lies; one error lists every problem."""
         found = read_toml(path)
         problems = [unknown("key", key, _KEYS) for key in found if key not in _KEYS]
         problems += [f"{key} must be text" for key in _KEYS if not isinstance(found.get(key, ""), str)]
@@ -46,7 +46,7 @@ class LocalData:
             raise ConfigError(f"{path}: {problem}" for problem in problems)
         local = cls(**found)
         local.part(1)  # what is wrong with the share is said now
-        return local
+        return local if local.data in DATA else replace(local, data=str(path.parent / local.data))
 
     def load(self) -> DataSet:
         """The data; training samples only those of the share."""
