@@ -23,6 +23,7 @@ from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator, stop_file
 from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
 from rhobust.engines.nvflare.site import Site
+from rhobust.errors import RhobustError
 from rhobust.files import write_atomically
 from rhobust.runner import federation_of
 from rhobust.runs import Run
@@ -54,24 +55,24 @@ def job_of(coordinator: Coordinator, sites: Mapping[str, Site]) -> FedJob:
 @contextlib.contextmanager
 def admin(kits: Kits) -> Iterator[Session]:
     """A conversation with the server; whatever cannot be said in it is a `FederationError`."""
-    session = None
+    where = f"the server at {kits.host}:{kits.port}"
     try:
         if not kits.answers():
             raise ConnectionError("nobody listens there")
         with _hushed():
             session = new_secure_session(ADMIN, str(kits.admin), timeout=_LOGIN)
+    except Exception as problem:  # the engine has many words for it
+        start = f"rhobust federation start {kits.path}"
+        raise FederationError(f"{where} cannot be reached ({_line(problem)}); start it with: {start}") from None
+    try:
         yield session
-    except FederationError:
+    except RhobustError:
         raise
     except Exception as problem:
-        raise FederationError(
-            f"the server at {kits.host}:{kits.port} cannot be reached ({' '.join(str(problem).split())}); "
-            f"start it with: rhobust federation start {kits.path}"
-        ) from None
+        raise FederationError(f"{where} did not do what was asked: {_line(problem)}") from None
     finally:
         with _hushed(), contextlib.suppress(Exception):
-            if session is not None:
-                session.close()
+            session.close()
 
 
 def present(session: Session, names: Sequence[str] = ()) -> dict[str, bool]:
@@ -159,7 +160,7 @@ class Submission:
                 except Exception as problem:  # a busy server may miss a question; one that is gone misses them all
                     silent_since = silent_since or now
                     if now - silent_since > _SILENCE or not self.kits.answers():
-                        raise FederationError(f"the server is gone: {' '.join(str(problem).split())}") from None
+                        raise FederationError(f"the server is gone: {_line(problem)}") from None
                     continue
                 if status.startswith("FINISHED:"):
                     return False
@@ -221,6 +222,10 @@ def _outcome(report: Path) -> str:
         return str(json.loads(report.read_text())["outcome"])
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def _line(problem: Exception) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 @contextlib.contextmanager
