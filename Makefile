@@ -19,7 +19,7 @@ demo: setup
 
 # One thread a worker: two workers that share two cores between threads of their own wait for each other.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --quiet --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --quiet --numprocesses 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
-from rhobust.data import data_problem
+from rhobust.data import DATA, data_problem
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
@@ -119,6 +119,8 @@ class Config:
                     problems.append(unknown("key", key, [*cls.known(), *knobs, *Federation.known()]))
             except ConfigError as problem:
                 problems += problem.problems
+        if here and settings.get("data", "digits") not in DATA and Path(settings["data"]).exists():
+            settings["data"] = str(Path(settings["data"]).absolute())  # a run may be looked at from anywhere
         if settings.get("data") in _PAPER_DATA:
             settings.setdefault("model", "cnn")  # the paper's, on the paper's data
         if settings.get("device", "auto") == "auto":
@@ -146,7 +148,7 @@ class Config:
         if here and (problem := data_problem(self.data)):
             found.append(problem)
         if chosen and (problem := chosen.radius_problem(self.radius)):
-            found.append(problem)
+            found.append(problem.replace(f"'{chosen.name}'", f"'{self.name}'"))  # as the user calls it
         if chosen and not chosen.robust and self.gamma_rule is not None:
             found.append(f"method '{self.method}' does not learn gamma, so it takes no gamma_rule")
         counts = [key for key, kind in _KINDS.items() if kind is int and key != "seed"]

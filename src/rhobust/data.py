@@ -6,6 +6,7 @@ folder of images for each class. Pixels come in [-1, 1], and the bounds travel w
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
@@ -26,6 +27,7 @@ from rhobust.errors import ConfigError, DataError, LengthMismatch, unknown
 # Data without a split of their own get one from this seed, the same for everybody, whatever a run's seed is.
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
+_CHANNELS = (1, 3, 4)
 _PIXELS = (-1.0, 1.0)
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -46,6 +48,14 @@ class Samples:
 
     def __getitem__(self, chosen: slice | Tensor) -> Samples:
         return Samples(self.x[chosen], self.y[chosen])
+
+    def digest(self) -> str:
+        """What these samples are, in 32 letters: others, or in another order, have another."""
+        found = hashlib.blake2b(digest_size=16)
+        for values in (self.x, self.y):
+            found.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            found.update(values.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,8 @@ def from_npz(path: Path) -> DataSet:
     missing = [name for name in needed if name not in arrays]
     if missing:
         raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {', '.join(arrays) or 'none'}")
+    if arrays["x"].ndim == 4 and arrays["x"].shape[3] in _CHANNELS and arrays["x"].shape[1] not in _CHANNELS:
+        raise DataError(f"{path}: x looks like images (N, H, W, C); give (N, C, H, W): x.transpose(0, 3, 1, 2)")
     bytes_ = arrays["x"].dtype == np.uint8
     whole = _samples(arrays["x"], arrays["y"], path)
     if "x_test" in arrays:
@@ -244,6 +256,8 @@ def data_problem(name: str) -> str | None:
             return None
     except OSError as problem:  # a folder on the way that may not be entered, a name too long
         return f"data set '{name}' cannot be looked for: {problem.strerror}"
+    if path.suffix or len(path.parts) > 1:
+        return f"data '{name}': there is no such .npz file or folder of images (looked for {path.absolute()})"
     return f"{unknown('data set', name, DATA)}, or the path of an .npz file or of a folder of images per class"
 
 

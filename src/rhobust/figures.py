@@ -25,10 +25,10 @@ _COLORS = {
     "spgd": "#0072B2",
     "spgda": "#009E73",
     "spgda-margin": "#56B4E9",
-    "drfl": "#009E73",
-    "drfl-spgd": "#0072B2",
-    "drfl-margin": "#56B4E9",
-    "fedavg": "#666666",
+    "drfl": "#117733",
+    "drfl-spgd": "#332288",
+    "drfl-margin": "#44AAAA",
+    "fedavg": "#AA4499",
 }
 # Nothing is told by color alone.
 _MARKERS = {
@@ -39,10 +39,10 @@ _MARKERS = {
     "spgd": "s",
     "spgda": "P",
     "spgda-margin": "X",
-    "drfl": "P",
-    "drfl-spgd": "s",
-    "drfl-margin": "X",
-    "fedavg": "o",
+    "drfl": "*",
+    "drfl-spgd": "d",
+    "drfl-margin": "<",
+    "fedavg": "h",
 }
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -180,11 +180,16 @@ def to_svg(figure: Figure, title: str, hints: Mapping[str, Sequence[str]] | None
     return ElementTree.tostring(root, encoding="unicode")
 
 
+def check_path(path: Path | None) -> None:
+    """Refuse a kind of file that no figure is written as; before the work, not after it."""
+    if path is not None and path.suffix not in (".png", ".svg"):
+        raise ConfigError([f"a figure is written as .png or .svg, not '{path.name}'"])
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write PNG or SVG, by the suffix, atomically."""
+    check_path(path)
     kind = path.suffix.lstrip(".")
-    if kind not in ("png", "svg"):
-        raise ConfigError([f"a figure is written as .png or .svg, not '{path.name}'"])
     if kind == "svg":
         write_atomically(path, to_svg(figure, path.stem).encode())
         return

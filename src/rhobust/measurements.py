@@ -83,7 +83,9 @@ class Subject:
         """Load model and data; a GPU is used where there is one."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = load(run.path)
-        return cls(run, model.to(device), load_data(model.config.data, model.config.data_dir), device)
+        data = load_data(model.config.data, model.config.data_dir)
+        run.check_data(test=data.test.digest())
+        return cls(run, model.to(device), data, device)
 
     def test(self, samples: int | None) -> Samples:
         """The first so many test samples, on the device; all for None."""

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rhobust.errors import ConfigError, DataError, unknown
+from rhobust.errors import ConfigError, DataError, Refused, unknown
 
 Integers = NDArray[np.int64]
 Rule = Callable[[NDArray[np.generic], int, np.random.Generator], Integers]
@@ -69,7 +69,17 @@ def find_partition(spec: str) -> Rule:
             return partial(_dirichlet, alpha=_alpha(spec, text))
         case ["sizes", "zipf"]:
             return _zipf
+        case ["sites"]:
+            return _sites
     raise ConfigError([unknown("partition", spec, PARTITIONS)])
+
+
+def _sites(labels: NDArray[np.generic], workers: int, draws: np.random.Generator) -> Integers:
+    """No partition at all: the sites of a deployed federation hold what they hold."""
+    raise Refused(
+        "partition 'sites' belongs to a deployed federation, whose data are not here; continue such a run with: "
+        "rhobust federation submit FED --resume RUN"
+    )
 
 
 def _iid(labels: NDArray[np.generic], workers: int, draws: np.random.Generator) -> Integers:

@@ -42,7 +42,7 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
         trainer = build(settings, data, run, device)  # whatever is wrong with data or model, before a directory is
         with run.locked():
             if config is not None:
-                run.begin(config)
+                run.begin(config, train=data.train.digest(), test=data.test.digest())
             if not run.finished:  # by another process, meanwhile
                 carry_on(run, trainer, data, observer)
     return run
@@ -50,6 +50,7 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
 
 def carry_on(run: Run, trainer: Trainer | Rounds, data: DataSet, observer: Observer | None) -> None:
     """Train from the last checkpoint to the end, and write the model."""
+    run.check_data(train=data.train.digest(), test=data.test.digest())
     start, state = run.restore((observer or Observer()).warned)
     if state is not None:
         try:
@@ -143,7 +144,7 @@ def _rounds(config: Config, data: DataSet, run: Run, device: torch.device) -> Ro
         settings.rounds,
         asked_each=settings.asked,
         seed=config.seed,
-        judge=_judge(server.objective.model, data, device),
+        judge=judge_of(server.objective.model, data, device),
         judge_every=settings.evaluate_every,
         run=run,
         log_every=config.log_every,
@@ -151,7 +152,7 @@ def _rounds(config: Config, data: DataSet, run: Run, device: torch.device) -> Ro
     )
 
 
-def _judge(model: nn.Module, data: DataSet, device: torch.device) -> Callable[[], dict[str, float]]:
+def judge_of(model: nn.Module, data: DataSet, device: torch.device) -> Callable[[], dict[str, float]]:
     """Clean and attacked error of the model as it is when asked."""
     attacks, epsilon, samples = _LOOK
     test = data.test[:samples]

@@ -2,6 +2,7 @@
 
     config.toml                 every setting, resolved; `rhobust train --config` takes it back
     environment.json            versions, device, threads, git revision
+    data.json                   digests of the training and test samples
     metrics.jsonl               one line per logged step (`engines.local.Record`)
     checkpoints/step-N          the last few complete states of the training
     model.safetensors           the trained weights, with gamma, once the run is finished
@@ -65,11 +66,25 @@ class Run:
             raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
         return run
 
-    def begin(self, config: Config) -> None:
-        """Start a run here, if the directory is still vacant."""
+    def begin(self, config: Config, **data: str) -> None:
+        """Start a run here, if the directory is still vacant; `data` are digests of its samples (`Samples.digest`)."""
         Run.vacant(self.path)
+        write_json(self.path / "data.json", data)
         write_json(self.path / "environment.json", environment(config.device))
         write_atomically(self.config_path, config.to_toml().encode())  # last: with it, the directory is a run
+
+    def check_data(self, **data: str) -> None:
+        """Refuse samples that are not those the run began with, though they bear the same name."""
+        try:
+            begun = json.loads((self.path / "data.json").read_text())
+            changed = [part for part, digest in data.items() if begun[part] != digest]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise RunError(f"{self.path / 'data.json'} is damaged or missing; without it a run has no data") from None
+        if changed:
+            raise RunError(
+                f"{self.config().data} has changed since {self.path} began: its {' and '.join(changed)} samples are "
+                "others. Put the data back, or train again"
+            )
 
     @classmethod
     def find(cls, path: Path) -> Run:
@@ -139,10 +154,12 @@ class Run:
         records = self.metrics()
         if not records:
             return "no metrics"
-        last, radius = records[-1], self.config().radius
-        against = "" if radius is None else f" of rho {radius:g}"
-        state = f"loss {last['loss']:.4f}, gamma {last['gamma']:.4g}, E[c] {rho_eff(records):.4g}{against}"
-        return f"{last['step'] + 1} steps, {state}"
+        last, config = records[-1], self.config()
+        against = "" if config.radius is None else f" of rho {config.radius:g}"
+        priced = f", gamma {last['gamma']:.4g}" if config.make_method().maximizer.penalized else ""
+        unit = "rounds" if config.federation else "steps"
+        spent = f"E[c] {rho_eff(records):.4g}{against}"
+        return f"{last['step'] + 1} {unit}, loss {last['loss']:.4f}{priced}, {spent}"
 
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
         """Keep a complete state, with the length of the metrics that belong to it; drop the oldest."""

@@ -108,7 +108,7 @@ class Fit:
 
     objective: RobustObjective
     optimizer: ProximalOptimizer
-    history: list[Record]
+    history: list[Record] = field(repr=False)
 
     @property
     def model(self) -> nn.Module:

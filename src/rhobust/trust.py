@@ -110,7 +110,7 @@ def _one_step(one: Tensor, many: Tensor, wrong: Tensor, where: str) -> Flag | No
     if gained >= _MISSED * possible or not _beats(many, one):
         return None
     numbers = f"one step finds {_percent(one)} {where}, forty find {_percent(many)}"
-    return Flag("one-step", f"{numbers}: the model has learned to fool one-step attacks, so go by the others")
+    return Flag("one-step", f"{numbers}: as of a model that has learned to fool one-step attacks; go by the others")
 
 
 def _slope(model: nn.Module, right: Samples, loss: PerSampleLoss) -> Flag | None:

@@ -66,6 +66,8 @@ def check_model(model: nn.Module, training: bool = True) -> None:
 
 def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None) -> None:
     """Refuse an empty batch, x and y of different length, inputs that are not real, not finite or out of bounds."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise DataError(f"x and y must be tensors, not {type(x).__name__} and {type(y).__name__}; use torch.as_tensor")
     if len(x) == 0:
         raise DataError("the batch is empty: nothing to learn from")
     if len(x) != len(y):

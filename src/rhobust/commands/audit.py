@@ -25,7 +25,7 @@ def audit(
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Let an independent referee attack a trained run, and compare its error with ours. Needs rhobust[audit]."""
+    """Let an independent referee attack a trained run, and compare its error with ours. Needs the extra `audit`."""
     check_seed(seed)
     with ERR.status("auditing", spinner="dots") as status:
         made = measure_audit(

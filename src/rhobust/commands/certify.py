@@ -26,6 +26,7 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
+    figures.check_path(figure)
     grid = numbers("--radii", radii)
     subject = Subject.of(Run.find(run))
     with ERR.status("certifying", spinner="dots") as status:

@@ -21,6 +21,7 @@ from rhobust.measurements import EPSILONS, Measurement, Subject, measure_errors,
 from rhobust.progress import say
 from rhobust.runs import Run
 from rhobust.shifts import SHIFTS
+from rhobust.trust import CHECKS
 
 
 def evaluate(
@@ -43,6 +44,7 @@ def evaluate(
 ) -> None:
     """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
+    figures.check_path(figure)
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
     subject = Subject.of(Run.find(run))
@@ -67,6 +69,8 @@ def evaluate(
             made["shifts"] = measure_shifts(subject, shifts=names(shifts), samples=samples, seed=seed, done=done)
         if baseline:
             beside = Subject.of(Run.find(baseline))
+            if beside.data.test.digest() != subject.data.test.digest():
+                raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
             made["baseline"] = measure_shifts(beside, shifts=names(shifts), samples=samples, seed=seed, done=done)
     if not quiet:
         if "errors" in made:
@@ -104,6 +108,8 @@ def _show_errors(result: Mapping[str, Any], run: Path) -> None:
             spent = f"E[c] = {cell['mean_cost']:.4g} of {budget:g}"
             say(OUT, f"wasserstein attack, {spent}: error {_percent(cell['error'])}")
     show_flags(result["flags"])
+    if not result["flags"]:
+        say(OUT, f"no reason to doubt it: {', '.join(CHECKS)} were checked")
 
 
 def _show_shifts(result: Mapping[str, Any], baseline: Mapping[str, Any] | None, run: Path) -> None:

@@ -173,7 +173,7 @@ def _settings(given: list[dict[str, Any]], sites: int) -> Config:
         problems.append(f"workers is {named['workers']}, but this federation has {sites} sites; drop it")
     if problems:
         raise ConfigError(problems)
-    settings = Config.resolve({"method": "drfl", "batch_size": 64}, *given, {"workers": sites})
+    settings = Config.resolve({"method": "drfl", "batch_size": 64}, *given, {"workers": sites, "partition": "sites"})
     federation_of(settings)
     # The server's process is elsewhere: what is a path here must be one there.
     data = settings.data if settings.data in DATA else str(Path(settings.data).resolve())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from rhobust.commands.shared import OUT
+from rhobust.federation import METHODS
 from rhobust.methods import methods as all_methods
 
 
@@ -16,4 +17,8 @@ def methods() -> None:
     for method in all_methods().values():
         knobs = ", ".join(key if value is None else f"{key}={value}" for key, value in method.knobs.items())
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
+    for name, central in METHODS.items():
+        table.add_row(
+            name, f"federated: {central} on every worker, one step on the server", "as there; `rhobust federate`"
+        )
     OUT.print(table)

@@ -74,7 +74,11 @@ def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -
         with TrainingProgress(ERR, label, quiet) as progress:
             run = train_run(path, settings, progress)
     except KeyboardInterrupt:
-        say(ERR, f"interrupted; continue with: rhobust train --resume {path}")
+        begun = (path / "config.toml").exists()
+        say(
+            ERR,
+            f"interrupted; continue with: rhobust train --resume {path}" if begun else "interrupted; nothing was begun",
+        )
         raise typer.Exit(130) from None
     if not quiet:
         say(OUT, f"{path}: {run.summary()}")

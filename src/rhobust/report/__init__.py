@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -33,9 +33,7 @@ COMPARABLE = ("same data", "same samples", "same settings")
 _MEASURES: dict[Kind, Callable[[Subject, int, Done], Measurement]] = {
     "evaluation": lambda subject, samples, done: measure_errors(subject, samples=samples, done=done),
     "shifts": lambda subject, samples, done: measure_shifts(subject, samples=samples, done=done),
-    "certificates": lambda subject, samples, done: measure_certificates(
-        subject, samples=min(samples, _MOST_CERTIFIED), done=done
-    ),
+    "certificates": lambda subject, samples, done: measure_certificates(subject, samples=samples, done=done),
 }
 
 
@@ -110,9 +108,18 @@ class Report:
         for row in self.rows:
             for entry in row.entries:
                 where = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
+                found += self._weak(where, entry)
                 for made in entry.measured.values():
                     found += [Flag(where, flag["check"], flag["message"]) for flag in made.result.get("flags", [])]
         return self._incomparable() + found
+
+    def _weak(self, where: str, entry: Entry) -> list[Flag]:
+        """Errors that only weak attacks stand behind."""
+        asked = entry.measured["evaluation"].settings.get("attacks", []) if "evaluation" in entry.measured else []
+        if not asked or {"pgd", "pgd-margin"} & {attack.removesuffix("-l2") for attack in asked}:
+            return []
+        again = f"rhobust evaluate {entry.run.path} for stronger ones"
+        return [Flag(where, "strong attacks", f"only {', '.join(asked)} stand behind its errors; run {again}")]
 
     def _incomparable(self) -> list[Flag]:
         """Settings of the measurements in which rows differ."""
@@ -148,7 +155,8 @@ class Report:
 def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None) -> Report:
     """A report on finished runs. What was not measured of them yet is measured now and kept in their directories.
 
-    That uses the first `samples` test samples, certificates at most 200 of them.
+    That uses the first `samples` test samples, certificates at most 200 of them; or as many as were used for the
+    others, where some of the runs have been measured before.
     """
     runs = [Run.find(path) for path in paths]
     gammas = [run.trained()["gamma"] for run in runs]  # one that is not finished is refused before any work
@@ -160,11 +168,25 @@ def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None)
             twice.append(f"{run.path} and {other.path} are the same run: equal settings, equal seed")
     if twice:
         raise ConfigError(twice)
-    return Report(rows_of([_entry(run, config, gamma, samples, done) for run, config, gamma in found]))
+    before = [{kind: made for kind in get_args(Kind) if (made := kept(run, kind)) is not None} for run in runs]
+    used: dict[Kind, int] = {}
+    for kind in _MEASURES:
+        usual = min(samples, _MOST_CERTIFIED) if kind == "certificates" else samples
+        used[kind] = max((one[kind].result["samples"] for one in before if kind in one), default=usual)
+    entries = [
+        _entry(run, config, gamma, made, used, done) for (run, config, gamma), made in zip(found, before, strict=True)
+    ]
+    return Report(rows_of(entries))
 
 
-def _entry(run: Run, config: Config, gamma: float, samples: int, done: Done | None) -> Entry:
-    measured = {kind: made for kind in get_args(Kind) if (made := kept(run, kind)) is not None}
+def _entry(
+    run: Run,
+    config: Config,
+    gamma: float,
+    measured: dict[Kind, Measurement],
+    samples: Mapping[Kind, int],
+    done: Done | None,
+) -> Entry:
     refused: dict[Kind, str] = {}
     missing = [kind for kind in _MEASURES if kind not in measured]
     if missing:
@@ -176,7 +198,7 @@ def _entry(run: Run, config: Config, gamma: float, samples: int, done: Done | No
                     done(f"{run.path}: {kind}, {part} done")
 
             try:
-                measured[kind] = _MEASURES[kind](subject, samples, finished)
+                measured[kind] = _MEASURES[kind](subject, samples[kind], finished)
             except (Refused, DataError) as reason:
                 refused[kind] = str(reason)
     try:

@@ -19,8 +19,7 @@ from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
 from rhobust.files import write_json
 from rhobust.rounds import Rounds
-from rhobust.runner import _judge as judge_of
-from rhobust.runner import carry_on, federation_of, server_of
+from rhobust.runner import carry_on, federation_of, judge_of, server_of
 from rhobust.runs import Run
 from rhobust.trainer import Observer, seeded
 
@@ -70,7 +69,7 @@ class Coordinator:
         with seeded(config.seed, device, config.threads), run.locked():
             server = server_of(config, data, device)
             if self.config:
-                run.begin(config)
+                run.begin(config, train=data.train.digest(), test=data.test.digest())
             if run.finished:
                 return
             federation = federation_of(config)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from rhobust.engines.nvflare.kits import FederationError, place_stores
 from rhobust.errors import RunError
