@@ -39,7 +39,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rhobust import ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
-from rhobust.attacks import attack
+from rhobust.attacks import Attack, attack
 from rhobust.files import write_json
 from rhobust.models import cnn, linear
 from rhobust.runs import environment
@@ -169,8 +169,8 @@ def inner_loop(model: nn.Module, x: Tensor, y: Tensor, maximizer: Maximizer, box
 
 
 def verified_attack(model: nn.Module, x: Tensor, y: Tensor) -> Run:
-    """The library's evaluation attack: the same loop, and a prediction before and after."""
-    return lambda: attack(model, x, y, PGD, loss=per_sample_loss, bounds=ATTACK_BOX).zeta
+    """The library's evaluation attack: predictions before and after, and only who is not fooled yet goes on."""
+    return lambda: attack(model, x, y, Attack(PGD), loss=per_sample_loss, bounds=ATTACK_BOX).zeta
 
 
 def torchattacks_pgd(model: nn.Module, x: Tensor, y: Tensor) -> Run:

@@ -278,7 +278,7 @@ def test_what_is_no_zip_of_arrays_at_all(tmp_path: Path) -> None:
         load_data(str(path))
     path.rmdir()
     path.symlink_to(path)
-    with pytest.raises(ConfigError, match="there is no such .npz file"):
+    with pytest.raises(ConfigError, match=r"there is no such \.npz file"):
         load_data(str(path))
     with pytest.raises(DataError, match=r"cannot be read as an \.npz file"):
         from_npz(path)
