@@ -31,3 +31,5 @@ bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/digits.py
 	$(BIN)/python benchmarks/radius.py
+	$(BIN)/python benchmarks/mnist.py
+	$(BIN)/python -m benchmarks.federated

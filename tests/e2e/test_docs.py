@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rhobust
-from benchmarks import drfl, overhead
+from benchmarks import drfl, federated, mnist, overhead
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.regularizers import Regularizer
@@ -33,6 +33,12 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_committed_results() 
         row["measured"] for row in results["time"] + results["memory"] if row["goal"] and row["ratio"] > row["goal"]
     ]
     assert not missed  # the page says that every goal is met
+
+
+def test_the_times_on_the_benchmarks_page_are_those_of_the_committed_results() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    for script in (mnist, federated):
+        assert script.markdown(json.loads(script.RESULTS.read_text())) in page
 
 
 def test_the_tables_of_the_federated_page_are_those_of_the_committed_results() -> None:
