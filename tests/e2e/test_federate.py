@@ -53,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--workers", "10", "--partition", "one-class", "--rounds", "10", "--batch-size", "16"),
         *("--participation", "0.5", "--evaluate-every", "4", "--learning-rate", "0.01", "--out", path),
     )
-    assert f"{path}: 10 steps, loss " in said
+    assert f"{path}: 10 rounds, loss " in said
     return path
 
 
@@ -138,7 +138,7 @@ def test_wrong_settings_are_one_error_and_leave_no_directory(tmp_path: Path) -> 
         )
     )
     for part in (
-        "method 'spgda' needs a radius",
+        "method 'drfl' needs a radius",
         "needs 5 uploads, but only 2",
         "unknown partition 'moon'",
         "liars must be at least 0 and fewer than the 4 workers",

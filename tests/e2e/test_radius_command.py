@@ -121,7 +121,7 @@ def test_a_ball_is_printed_and_written_as_the_library_finds_it(tmp_path: Path) -
         ("--from digits --to digits --epsilon 1", ConfigError, ["say which"]),
         ("--from digits", ConfigError, ["--to is missing"]),
         ("--to digits --norm 2", ConfigError, ["--from is missing", "--norm belongs to --epsilon"]),
-        ("--from train --to nowhere.npz", ConfigError, ["'train' is a part of what", "unknown data set 'nowhere.npz'"]),
+        ("--from train --to nowhere.npz", ConfigError, ["'train' is a part of what", "there is no such .npz file"]),
         ("--from digit:test --to digits", ConfigError, ["did you mean 'digits'"]),
         ("--data digit --from train --to digits", ConfigError, ["did you mean 'digits'"]),
         ("--epsilon 1 --method exact", ConfigError, ["--method belongs", "--epsilon needs --data"]),

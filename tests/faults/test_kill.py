@@ -49,7 +49,7 @@ def assert_same_run(path: Path, reference: Path) -> None:
 
 
 # fsync and replace are called while a checkpoint is written: before its bytes are safe, and before it has its name.
-@pytest.mark.parametrize(("call", "count"), [("fsync", 6), ("fsync", 12), ("replace", 3), ("replace", 5)])
+@pytest.mark.parametrize(("call", "count"), [("fsync", 8), ("fsync", 14), ("replace", 4), ("replace", 6)])
 def test_killed_during_a_save_and_resumed(tmp_path: Path, undisturbed: Path, call: str, count: int) -> None:
     path = tmp_path / "run"
     command = [sys.executable, "-c", KILL_AT, call, str(count), "train", *SETTINGS, "--out", str(path), "--quiet"]
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     tmp_path: Path, undisturbed: Path, damage: str
 ) -> None:
     path = tmp_path / "run"
-    command = [sys.executable, "-c", KILL_AT, "replace", "7", "train", *SETTINGS, "--out", str(path), "--quiet"]
+    command = [sys.executable, "-c", KILL_AT, "replace", "8", "train", *SETTINGS, "--out", str(path), "--quiet"]
     subprocess.run(command, check=False)
     newest = sorted((path / "checkpoints").glob("step-*"))[-1]
     content = bytearray(newest.read_bytes())
