@@ -3,7 +3,7 @@
 python benchmarks/federated.py [--output results/bench/federated.json] [--long 1000]    measures, in one go
 python benchmarks/federated.py --markdown                                               prints the table
 
-DRFL on the digits with the paper's network (its 715,466 weights travel in every round, while 8 x 8 images keep the
+DRFL on the digits with the paper's network (its 714,058 weights travel in every round, while 8 x 8 images keep the
 arithmetic small), batches of 16, K = 2 and 10 workers. Seconds per round are the median over the rounds after the
 first tenth for the plain loop, else the mean over the rounds after the start.
 """

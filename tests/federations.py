@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rhobust.aggregators import Aggregator, Mean
 from rhobust.data import Samples
-from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, worker_gradient
+from rhobust.engines.federated import LocalWork, Server, Task, Upload, worker_gradient
 from rhobust.engines.local import LocalEngine
+from rhobust.engines.vectors import flat
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.regularizers import NoRegularizer, Regularizer

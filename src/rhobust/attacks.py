@@ -116,7 +116,10 @@ def attack(
         if not len(right):
             break
         with undisturbed(model):
-            found = (_searched if way.queries else _climbed)(objective, watched, x[right], y[right], way)
+            if way.queries:
+                found = _searched(model, x[right], y[right], way, bounds)
+            else:
+                found = _climbed(objective, watched, x[right], y[right], way)
         found, outside = verified(x[right], found, way.ball, bounds)
         discarded += outside
         zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
@@ -152,14 +155,14 @@ def _climbed(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor
     return zeta
 
 
-def _searched(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor, way: Attack) -> Tensor:
+def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple[float, float] | None) -> Tensor:
     """Random squares; the margin is all that is asked of the model."""
 
     def harm(zeta: Tensor, chosen: Tensor) -> Tensor:
         with torch.no_grad():
-            return margin(objective.model(zeta), y[chosen])
+            return margin(model(zeta), y[chosen])
 
-    return random_squares(harm, x, way.ball.epsilon, way.queries, objective.bounds)
+    return random_squares(harm, x, way.ball.epsilon, way.queries, bounds)
 
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -90,8 +90,9 @@ class Rounds:
                 done = self.server.round
                 if self.judge and self.judge_every and (done % self.judge_every == 0 or done == self.rounds):
                     record = replace(record, errors=self.judge())
-                for name in record.dropped.keys() - named:  # once each: the metrics have every round
-                    observer.warned(f"round {record.step}: {name} was dropped: {record.dropped[name]}")
+                for name, reason in record.dropped.items():
+                    if name not in named:  # once each: the metrics have every round
+                        observer.warned(f"round {record.step}: {name} was dropped: {reason}")
                 named |= record.dropped.keys()
                 if record.step % self.log_every == 0 or record.errors:
                     self.history.append(record)

@@ -20,7 +20,7 @@ from rhobust.federation import Federation
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
 from rhobust.partitions import partition
-from rhobust.rounds import Rounds
+from rhobust.rounds import Rounds, Workers
 from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.trainer import Observer, Trainer, compose, seeded
@@ -138,13 +138,19 @@ def _rounds(config: Config, data: DataSet, run: Run, device: torch.device) -> Ro
         liars=settings.liars,
         how=settings.lie,
     )
+    return rounds_of(config, server, workers, data, run)
+
+
+def rounds_of(config: Config, server: Server, workers: Workers, data: DataSet, run: Run) -> Rounds:
+    """The loop over rounds of a federated run, whoever the workers are."""
+    settings, device = federation_of(config), torch.device(config.device)
     return Rounds(
         server,
         workers,
         settings.rounds,
         asked_each=settings.asked,
         seed=config.seed,
-        judge=judge_of(server.objective.model, data, device),
+        judge=_judge(server.objective.model, data, device),
         judge_every=settings.evaluate_every,
         run=run,
         log_every=config.log_every,
@@ -152,7 +158,7 @@ def _rounds(config: Config, data: DataSet, run: Run, device: torch.device) -> Ro
     )
 
 
-def judge_of(model: nn.Module, data: DataSet, device: torch.device) -> Callable[[], dict[str, float]]:
+def _judge(model: nn.Module, data: DataSet, device: torch.device) -> Callable[[], dict[str, float]]:
     """Clean and attacked error of the model as it is when asked."""
     attacks, epsilon, samples = _LOOK
     test = data.test[:samples]

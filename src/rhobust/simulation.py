@@ -22,10 +22,9 @@ from rhobust.engines.federated import (
     Stream,
     Task,
     Upload,
-    flat_gradient,
-    put,
     worker_gradient,
 )
+from rhobust.engines.vectors import flat_gradient, put
 from rhobust.liars import flipped, lie
 from rhobust.objective import RobustObjective
 from rhobust.rounds import Workers

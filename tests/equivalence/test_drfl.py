@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from rhobust.aggregators import Clipped, Mean, Median
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
-from rhobust.engines.federated import LocalWork, Server, Task, Upload, flat, put, worker_gradient
+from rhobust.engines.federated import LocalWork, Server, Task, Upload, worker_gradient
+from rhobust.engines.vectors import flat, put
 from rhobust.models import build_model
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1

@@ -18,8 +18,7 @@ from rhobust.engines.nvflare.sites import Sites
 from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
 from rhobust.files import write_json
-from rhobust.rounds import Rounds
-from rhobust.runner import carry_on, federation_of, judge_of, server_of
+from rhobust.runner import carry_on, rounds_of, server_of
 from rhobust.runs import Run
 from rhobust.trainer import Observer, seeded
 
@@ -72,20 +71,9 @@ class Coordinator:
                 run.begin(config, train=data.train.digest(), test=data.test.digest())
             if run.finished:
                 return
-            federation = federation_of(config)
             present = [client.name for client in collab.clients]
-            rounds = Rounds(
-                server,
-                Sites(self.sites, present, settings, self.deadline, self._call),
-                federation.rounds,
-                federation.asked,
-                seed=config.seed,
-                judge=judge_of(server.objective.model, data, device),
-                judge_every=federation.evaluate_every,
-                run=run,
-                log_every=config.log_every,
-                checkpoint_every=config.checkpoint_every or 50,
-            )
+            sites = Sites(self.sites, present, settings, self.deadline, self._call)
+            rounds = rounds_of(config, server, sites, data, run)
             try:
                 carry_on(run, rounds, data, _Log())
             except (_Stop, RunAborted, QuorumLost):  # raised before a round changed anything
