@@ -29,14 +29,17 @@ from rhobust.trainer import Observer, Trainer, compose, seeded
 _LOOK = (("ifgsm", "pgd"), 0.1, 1000)
 
 
-def train_run(path: Path, config: Config | None, observer: Observer | None = None) -> Run:
-    """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint."""
+def train_run(path: Path, config: Config | None, observer: Observer | None = None, data: DataSet | None = None) -> Run:
+    """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint.
+
+    `data`, where given, stand for those that the settings name: already loaded, or split in another way.
+    """
     run = Run.find(path) if config is None else Run.vacant(path)
     if run.finished:
         return run
     settings = config or Config.resolve(read_toml(run.config_path))
     device = torch.device(settings.device)
-    data = load_data(settings.data, settings.data_dir, settings.limit)
+    data = data or load_data(settings.data, settings.data_dir, settings.limit)
     build = _rounds if settings.federation else _trainer
     with seeded(settings.seed, device, settings.threads):
         trainer = build(settings, data, run, device)  # whatever is wrong with data or model, before a directory is
