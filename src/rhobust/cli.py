@@ -18,6 +18,7 @@ from rhobust.commands.federation import federation
 from rhobust.commands.methods import methods
 from rhobust.commands.radius import radius
 from rhobust.commands.report import report
+from rhobust.commands.reproduce import reproduce
 from rhobust.commands.shared import OUT
 from rhobust.commands.train import train
 from rhobust.errors import RhobustError
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, federate, evaluate, certify, audit, radius, report, methods, demo):
+for command in (train, federate, evaluate, certify, audit, radius, report, reproduce, methods, demo):
     app.command()(command)
 app.add_typer(federation, name="federation")
 

@@ -1,0 +1,65 @@
+"""rhobust reproduce"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.errors import ConfigError, RhobustError, unknown
+from rhobust.progress import say
+
+_FIGURES = [f"figure{number}" for number in range(1, 6)]
+_WHAT = [*_FIGURES, "all", "draw"]
+_OUT, _QUICK_OUT = Path("results/paper"), Path("runs/paper-quick")
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_WHAT)} (what is there, without training).")],
+    out: Annotated[Path | None, typer.Option(help="Where the numbers go.", show_default=str(_OUT))] = None,
+    seeds: Annotated[int, typer.Option(help="So many seeds, from 0 on.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="The same on a small slice, in a minute or two.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Trainings at a time.", show_default="8 on a GPU, else 1")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="For draw: a page whose tables are to be filled in, figures beside it.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Remake the paper's figures; what is already there is kept, so the same command goes on after an interruption."""
+    problems = [] if what in _WHAT else [unknown("part", what, _WHAT)]
+    problems += [f"seeds must be at least 1, not {seeds}"] if seeds < 1 else []
+    problems += [f"workers must be at least 1, not {workers}"] if workers is not None and workers < 1 else []
+    problems += ["--page belongs to draw"] if page is not None and what != "draw" else []
+    if problems:
+        raise ConfigError(problems)
+    where = out or (_QUICK_OUT if quick else _OUT)
+    if what != "draw":
+        _run(_FIGURES if what == "all" else [what], where, seeds, quick, workers, quiet)
+    _draw(where, page, quiet)
+
+
+def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | None, quiet: bool) -> None:
+    from rhobust.reproduction.experiments import FULL, QUICK
+    from rhobust.reproduction.session import Session
+    from rhobust.reproduction.store import Store
+
+    store = Store(out, QUICK if quick else FULL)
+    try:
+        failed = Session(store, figures, seeds, workers).run(ERR, quiet)
+    except KeyboardInterrupt:
+        say(ERR, f"interrupted; {len(store.results)} results are in {out}, and the same command goes on from here")
+        raise typer.Exit(130) from None
+    if failed:
+        raise RhobustError(
+            f"{len(failed)} failed, as said above; the same command tries them again. The rest is in {out}"
+        )
+
+
+def _draw(out: Path, page: Path | None, quiet: bool) -> None:
+    from rhobust.reproduction.page import draw
+
+    for made in draw(out, page):
+        if not quiet:
+            say(OUT, str(made))

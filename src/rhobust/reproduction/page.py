@@ -1,0 +1,65 @@
+"""From the files to what is looked at: figures, and the tables on a page between their marks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rhobust import figures
+from rhobust.errors import RunError
+from rhobust.files import write_atomically
+from rhobust.reproduction.claims import claims_table
+from rhobust.reproduction.experiments import FIGURES
+from rhobust.reproduction.figures import draw_figure
+from rhobust.reproduction.store import read_figure, read_sessions
+from rhobust.reproduction.tables import sessions_table, tables
+
+_MARKED = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def draw(out: Path, page: Path | None = None) -> list[Path]:
+    """Figures from the results in `out`; with a page, its tables filled in and the figures in images/paper beside it.
+
+    Without one, the figures and all tables go to `out` itself. What was written, by path.
+    """
+    contents = read_all(out)
+    blocks = every_block(out, contents)
+    place = out if page is None else page.parent / "images" / "paper"
+    made = []
+    for name, content in contents.items():
+        drawn = draw_figure(content)
+        for suffix in (".svg", ".png"):
+            made.append(place / f"{name}{suffix}")
+            figures.save(drawn, made[-1])
+    text = "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
+    if page is not None:
+        text = filled(page, blocks)
+    made.append(page or out / "tables.md")
+    write_atomically(made[-1], text.encode())
+    return made
+
+
+def read_all(out: Path) -> dict[str, dict[str, Any]]:
+    """Every figure's file that is there."""
+    contents = {name: read_figure(out, name) for name in FIGURES if (out / f"{name}.json").exists()}
+    if not contents:
+        raise RunError(f"{out} holds no results; make them: rhobust reproduce all --out {out}")
+    return contents
+
+
+def every_block(out: Path, contents: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Every table by its name."""
+    return {"claims": claims_table(contents), **tables(contents), "sessions": sessions_table(read_sessions(out))}
+
+
+def filled(page: Path, blocks: dict[str, str]) -> str:
+    """The page with its tables as they are now; a mark that names no table is an error."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise RunError(f"{page} cannot be read: {problem.strerror}") from None
+    asked = [match["name"] for match in _MARKED.finditer(text)]
+    if strange := [name for name in asked if name not in blocks]:
+        raise RunError(f"{page} asks for tables that the results do not have: {', '.join(strange)}")
+    return _MARKED.sub(lambda match: f"{match[1]}{blocks[match['name']]}\n{match[3]}", text)

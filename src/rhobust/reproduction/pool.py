@@ -1,0 +1,108 @@
+"""Several jobs at a time, each in a process of its own; what ends is told at once, and nobody waits for the slowest."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+from rhobust.errors import RhobustError
+from rhobust.reproduction.plan import Job
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that ended: with a result, or with the reason why there is none."""
+
+    job: Job
+    result: dict[str, Any] | None
+    problem: str = ""
+
+
+def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Iterator[Ended]:
+    """Do every job that is ready, first things first, until none is; ask anew whenever one ends.
+
+    A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it.
+    """
+    failed: set[str] = set()
+    with tempfile.TemporaryDirectory() as scratch:
+        while True:
+            try:
+                yield from _with_one_pool(ready, workers, scratch, failed)
+            except BrokenProcessPool:
+                continue  # those at work are in `failed` by now; the others go on in a new pool
+            return
+
+
+def _with_one_pool(ready: Callable[[], Sequence[Job]], workers: int, scratch: str, failed: set[str]) -> Iterator[Ended]:
+    running: dict[Future[Any], Job] = {}
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin_work, initargs=(scratch,)
+    )
+    try:
+        while True:
+            busy = failed | {job.name for job in running.values()}
+            waiting = [job for job in ready() if job.name not in busy]
+            for job in waiting[: workers - len(running)]:
+                running[pool.submit(_attempt, job)] = job
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            broken = False
+            for future in done:
+                job = running.pop(future)
+                try:
+                    result, problem = future.result()
+                except BrokenProcessPool:
+                    result, problem, broken = None, "its process was ended from outside", True
+                if result is None:
+                    failed.add(job.name)
+                yield Ended(job, result, problem)
+            if broken:
+                for job in running.values():
+                    failed.add(job.name)
+                    yield Ended(job, None, "its process was ended together with another's")
+                raise BrokenProcessPool
+    finally:
+        # Interrupted: what was begun is not worth waiting for. Otherwise: nothing is at work.
+        for process in multiprocessing.active_children():
+            if running:
+                process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_work(scratch: str) -> None:
+    """In a worker, first of all."""
+    import torch
+
+    torch.set_num_threads(1)  # workers share the cores between them
+    tempfile.tempdir = scratch  # what is left behind by a worker that is killed goes with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """No worker outlives the one it works for, also where that was killed and could say nothing."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _attempt(job: Job) -> tuple[dict[str, Any] | None, str]:
+    """The result, or why there is none: an exception that cannot cross the border would end the pool."""
+    from rhobust.reproduction.jobs import do
+
+    try:
+        return do(job), ""
+    except RhobustError as problem:
+        return None, "; ".join(str(problem).splitlines())
+    except Exception as problem:
+        return None, f"{type(problem).__name__}: {problem}"
