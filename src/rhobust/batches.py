@@ -25,6 +25,10 @@ class Batches(ABC):
     def steps(self) -> int | None:
         """Batches in an epoch; none where only the end of the stream tells."""
 
+    def whole(self) -> Samples | None:
+        """All the data, where they are in memory."""
+        return None
+
     @abstractmethod
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from number `skip` on, the same at every call."""
@@ -41,9 +45,12 @@ class SampleBatches(Batches):
     def steps(self) -> int:
         return -(-len(self.samples) // self.batch_size)
 
+    def whole(self) -> Samples:
+        return self.samples
+
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in _order(len(self.samples), self.seed, number, self.batch_size)[skip:]:
-            chosen = chosen.to(self.samples.x.device)
+        order = _order(len(self.samples), self.seed, number).to(self.samples.x.device)  # one copy for the epoch
+        for chosen in torch.split(order, self.batch_size)[skip:]:
             yield self.samples.x[chosen], self.samples.y[chosen]
 
 
@@ -63,7 +70,8 @@ class DatasetBatches(Batches):
         return -(-len(self.dataset) // self.batch_size)
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in _order(len(self.dataset), self.seed, number, self.batch_size)[skip:]:
+        order = _order(len(self.dataset), self.seed, number)
+        for chosen in torch.split(order, self.batch_size)[skip:]:
             x, y = default_collate([self.dataset[i] for i in chosen.tolist()])
             yield x.to(self.device), y.to(self.device)
 
@@ -89,9 +97,8 @@ class LoaderBatches(Batches):
                 yield x.to(self.device), y.to(self.device)
 
 
-def _order(count: int, seed: int, epoch: int, batch_size: int) -> tuple[Tensor, ...]:
-    shuffled = np.random.default_rng((seed, epoch)).permutation(count)
-    return torch.split(torch.from_numpy(shuffled), batch_size)
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(count))
 
 
 def batches_of(data: object, batch_size: int | None, seed: int, device: torch.device) -> Batches:

@@ -49,6 +49,8 @@ GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
 OPTIMIZERS = ("adam", "sgd")
 _PAPER_DATA = ("mnist", "fashion-mnist")
 DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 _MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
 
 
@@ -73,6 +75,7 @@ class Config:
     gamma_rule: str | None = None
     seed: int = 0
     device: str = "auto"
+    precision: str = "auto"
     threads: int | None = None
     log_every: int = 1
     checkpoint_every: int | None = None
@@ -125,6 +128,9 @@ class Config:
             settings.setdefault("model", "cnn")  # the paper's, on the paper's data
         if settings.get("device", "auto") == "auto":
             settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        if settings.get("precision", "auto") == "auto":
+            fast = settings["device"] == "cuda" and not federated
+            settings["precision"] = "bfloat16" if fast else "float32"
         settings.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it
         if chosen and chosen.robust:
             settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
@@ -142,6 +148,7 @@ class Config:
             ("method", self.method, [*methods(), *FEDERATED]),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("device", self.device, DEVICES),
+            ("precision", self.precision, ["auto", *PRECISIONS]),
         ):
             if name is not None and name not in names:
                 found.append(unknown(kind, name, names))
@@ -164,6 +171,8 @@ class Config:
             found.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
+        if self.federation and self.precision != "float32":
+            found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:
             found += self.federation.problems()
             own = [
@@ -272,7 +281,19 @@ def _toml(value: object) -> str:
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys(
-        ("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule", "device"), str
+        (
+            "data",
+            "data_dir",
+            "model",
+            "method",
+            "optimizer",
+            "cost",
+            "regularizer",
+            "gamma_rule",
+            "device",
+            "precision",
+        ),
+        str,
     ),
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum"), float),

@@ -20,6 +20,8 @@ from rhobust.wasserstein import wasserstein
 WORST = {math.inf: "worst", 2.0: "worst-l2"}
 """The name, for each norm, under which the worst of its attacks is reported."""
 
+_CPU_BATCH, _GPU_BATCH = 1024, 10_000
+
 
 @dataclass(frozen=True)
 class AttackedError:
@@ -69,7 +71,7 @@ def evaluate(
     epsilons: Sequence[float] = (0.0, 0.1, 0.2),
     budgets: Sequence[float] = (),
     restarts: int = 1,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     seed: int = 0,
     checks: bool = True,
     done: Callable[[str], None] | None = None,
@@ -79,7 +81,7 @@ def evaluate(
     At epsilon = 0 every ball is the sample itself, so the error is the clean one. Besides each attack, the worst of
     all that share a norm is reported: a sample counts if any of them fools the model at this epsilon or a smaller one,
     so that curve never falls. Random starts come from `seed`. `checks` adds those of
-    `trust`. A batch that does not fit into memory is halved.
+    `trust`. Batches are as large as the device likes; one that does not fit into memory is halved.
     """
     builders = {name: find_attack(name) for name in attacks}
     grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
@@ -92,7 +94,8 @@ def evaluate(
 
     devices = [samples.x.device] if samples.x.is_cuda else []
     with torch.random.fork_rng(devices=devices):
-        bench = _Bench(model, loss, bounds, restarts, seed, batch_size)
+        size = batch_size or (_GPU_BATCH if samples.x.is_cuda else _CPU_BATCH)
+        bench = _Bench(model, loss, bounds, restarts, seed, size)
         clean = bench.run(samples, [None])[0][0]  # (N,)
         cells: list[AttackedError] = []
         fooled: dict[str, Tensor] = {}  # (len(grid), N) for every attack

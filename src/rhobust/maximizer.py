@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rhobust.capture import capturing
 from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
@@ -55,7 +56,8 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
     step, paid = Step(zeta, zeta), 0
     for t in range(maximizer.gradients):
         step, paid = maximizer.move(problem, problem.at(step.zeta), t, step), t + 1
-        if step.accuracy is not None and step.accuracy.reached:
+        # A graph has a fixed number of steps; those that were accurate before stay where they are.
+        if step.accuracy is not None and not capturing(zeta) and step.accuracy.reached:
             break
     return Maximum(step.answer.to(problem.z.dtype), step.accuracy, paid)
 

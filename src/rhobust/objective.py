@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Maximizer, Oracle, maximize
+from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Problem
@@ -111,13 +112,17 @@ class RobustObjective(nn.Module):
 
     def _solve(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
-        check_batch(x, y, self.bounds)
-        if self._classes:
-            check_labels(y, self._classes)
-        elif self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
+        self.check(x, y)
+        if self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._loss(x, y)
         return self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
+        check_batch(x, y, self.bounds)
+        if self._classes:
+            check_labels(y, self._classes)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way."""
@@ -179,13 +184,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
     ]
     devices = {weight.device for weight in model.parameters() if weight.is_cuda}
-    capturing = bool(devices) and torch.cuda.is_current_stream_capturing()
+    recorded = any(capturing(weight) for weight in model.parameters())
     try:
         for module, _ in modes:
             module.training = False
         for weight in weights:
             weight.requires_grad_(False)
-        with torch.random.fork_rng(devices=sorted(d.index for d in devices), enabled=not capturing):
+        with torch.random.fork_rng(devices=sorted(d.index for d in devices), enabled=not recorded):
             yield
     finally:
         for module, training in modes:

@@ -64,10 +64,12 @@ class AdamGamma(GammaRule):
     eps: float = 1e-8
 
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
-        step = state["step"] = state.get("step", torch.zeros_like(gamma)) + 1
-        zero = torch.zeros_like(gamma)
-        mean = state["mean"] = self.beta1 * state.get("mean", zero) + (1 - self.beta1) * gradient
-        square = state["square"] = self.beta2 * state.get("square", zero) + (1 - self.beta2) * gradient.square()
+        for buffer in ("step", "mean", "square"):
+            state.setdefault(buffer, torch.zeros_like(gamma))
+        # In place: a captured step finds its buffers where they were.
+        step = state["step"].add_(1)
+        mean = state["mean"].mul_(self.beta1).add_((1 - self.beta1) * gradient)
+        square = state["square"].mul_(self.beta2).add_((1 - self.beta2) * gradient.square())
         scale = (square / (1 - self.beta2**step)).sqrt() + self.eps
         move: Tensor = lr * mean / (1 - self.beta1**step) / scale
         return gamma - move
@@ -88,11 +90,16 @@ class Multiplicative(GammaRule):
         return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
 
 
+def _scalar(value: float | Tensor, like: Tensor) -> Tensor:
+    """A number beside a tensor, made where that is: a copy from the host cannot be captured."""
+    return value.to(like) if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
+
+
 def _sgd_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
     # With momentum the buffer settles at gradient (1 - dampening) / (1 - momentum); the prox must take the same
     # step, or the fixed point is not one of loss + r.
     settled = (1 - group["dampening"]) / (1 - group["momentum"]) if group["momentum"] else 1.0
-    return torch.as_tensor(group["lr"] * settled, dtype=theta.dtype, device=theta.device)
+    return _scalar(group["lr"] * settled, theta)
 
 
 def _adam_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
@@ -123,6 +130,12 @@ METRICS: dict[type[Optimizer], Metric] = {
     RMSprop: _rmsprop_metric,
     Adagrad: _adagrad_metric,
 }
+
+
+def adam(model: torch.nn.Module, lr: float = 1e-3) -> Adam:
+    """Adam over theta, by default with the paper's rate; on a GPU one kernel, which can be captured."""
+    on_gpu = all(theta.is_cuda for theta in model.parameters())
+    return Adam(model.parameters(), lr=lr, fused=on_gpu or None, capturable=on_gpu)
 
 
 class ProximalOptimizer(Optimizer):
@@ -230,7 +243,7 @@ class ProximalOptimizer(Optimizer):
             gradients = [theta.grad for group in self.base.param_groups for theta in group["params"]]
             return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         moved = [
-            (theta, torch.as_tensor(group["lr"], dtype=theta.dtype, device=theta.device))
+            (theta, _scalar(group["lr"], theta))
             for group in self.base.param_groups
             for theta in group["params"]
             if theta.grad is not None
@@ -254,4 +267,4 @@ class ProximalOptimizer(Optimizer):
         gamma_group.update(state_dict["group"])
         self.param_groups = [*self.base.param_groups, gamma_group]
         gamma = self.objective.gamma
-        self.state[gamma] = {name: buffer.to(gamma.device) for name, buffer in state_dict["gamma"].items()}
+        self.state[gamma] = {name: buffer.to(gamma.device, copy=True) for name, buffer in state_dict["gamma"].items()}

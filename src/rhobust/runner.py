@@ -10,7 +10,7 @@ from torch import nn
 
 from rhobust.aggregators import find_aggregator
 from rhobust.batches import batches_of
-from rhobust.config import Config, read_toml
+from rhobust.config import PRECISIONS, Config, read_toml
 from rhobust.data import DataSet, Samples, load_data
 from rhobust.engines.federated import LocalWork, Server
 from rhobust.engines.local import LocalEngine
@@ -19,6 +19,7 @@ from rhobust.evaluate import evaluate
 from rhobust.federation import Federation
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
+from rhobust.optim import adam
 from rhobust.partitions import partition
 from rhobust.rounds import Rounds, Workers
 from rhobust.runs import Run
@@ -75,6 +76,9 @@ def carry_on(run: Run, trainer: Trainer | Rounds, data: DataSet, observer: Obser
 def engine_of(config: Config, data: DataSet, device: torch.device, rate: float | None = None) -> LocalEngine:
     """Model, objective and step of a run; the weights come from the global generator."""
     model = build_model(config.model, data.train.x.shape[1:], data.classes).to(device)
+    if device.type == "cuda":
+        # As a GPU convolves fastest; the values are the same.
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return compose(
         model,
         cross_entropy,
@@ -86,6 +90,7 @@ def engine_of(config: Config, data: DataSet, device: torch.device, rate: float |
         gamma_min=config.gamma_min,
         gamma_rule=config.make_gamma_rule(),
         bounds=data.bounds,
+        precision=PRECISIONS[config.precision],
     )
 
 
@@ -94,7 +99,7 @@ def _optimizer(config: Config, model: nn.Module, rate: float | None) -> torch.op
         return torch.optim.SGD(model.parameters(), lr=rate)
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=config.momentum)
-    return torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    return adam(model, config.learning_rate)
 
 
 def _trainer(config: Config, data: DataSet, run: Run, device: torch.device) -> Trainer:

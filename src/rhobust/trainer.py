@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,13 +12,14 @@ from torch import nn
 
 from rhobust.batches import Batches, batches_of
 from rhobust.costs import Cost
+from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.local import LocalEngine, Record
 from rhobust.errors import ConfigError, Refused
 from rhobust.interrupts import deferred_signals
 from rhobust.losses import cross_entropy
 from rhobust.methods import Method, find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
-from rhobust.optim import GammaRule, ProximalOptimizer
+from rhobust.optim import GammaRule, ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
 from rhobust.runs import Run, rho_eff
 
@@ -63,20 +64,34 @@ class Trainer:
         observer.started(per_epoch and per_epoch * self.epochs, start, self.engine.objective.radius or None)
         first, skip = divmod(start, per_epoch) if per_epoch else (0, 0)
         step = start
+        self.engine.warn = observer.warned
+        whole = self.batches.whole()
+        if whole is not None:
+            self.engine.admit(whole.x, whole.y)
         with deferred_signals(enabled=self.run is not None) as signals:
             for epoch in range(first, self.epochs):
                 for x, y in self.batches.epoch(epoch, skip if epoch == first else 0):
-                    record = self.engine.step(x, y, step, epoch)
+                    self._note(self.engine.step(x, y, step, epoch), observer)
                     step += 1
-                    if record.step % self.log_every == 0:
-                        self.history.append(record)
-                        if self.run:
-                            self.run.log(record)
-                    observer.stepped(record)
                     if self.run and (signals or step % (self.checkpoint_every or per_epoch or 1) == 0):
+                        self._catch_up(observer)
                         self.run.save_checkpoint(step, self.state())
                     if signals:
                         raise KeyboardInterrupt
+            self._catch_up(observer)
+
+    def _catch_up(self, observer: Observer) -> None:
+        """Hear of every step that was taken; one that diverged is never checkpointed."""
+        while records := self.engine.flush():
+            self._note(records, observer)
+
+    def _note(self, records: Sequence[Record], observer: Observer) -> None:
+        for record in records:
+            if record.step % self.log_every == 0:
+                self.history.append(record)
+                if self.run:
+                    self.run.log(record)
+            observer.stepped(record)
 
     @property
     def objective(self) -> RobustObjective:
@@ -138,8 +153,9 @@ def compose(
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
+    precision: torch.dtype = torch.float32,
 ) -> LocalEngine:
-    """A method on a model: its objective and its step, ready to run."""
+    """A method on a model: its objective and its step, ready to run where the model lives."""
     objective = RobustObjective(
         model,
         loss,
@@ -151,7 +167,8 @@ def compose(
         bounds=bounds,
     )
     rule = gamma_rule or chosen.gamma_rule
-    return LocalEngine(objective, ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule))
+    proximal = ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
+    return (CapturedEngine if objective.gamma.is_cuda else LocalEngine)(objective, proximal, precision)
 
 
 def fit(
@@ -169,6 +186,7 @@ def fit(
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
+    precision: torch.dtype = torch.float32,
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -177,8 +195,9 @@ def fit(
 
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
     neither of the last two is ever held in memory whole. Batches have 128 samples; a loader brings its own. The
-    optimizer defaults to Adam with the paper's learning rate, 0.001. The random draws of the training come from `seed`;
-    the global generators are left as they were.
+    optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision` torch.bfloat16 the model's passes
+    run under autocast. On a GPU the step is captured once and replayed, where it can be. The random draws of the
+    training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -198,12 +217,13 @@ def fit(
         loss,
         chosen,
         radius=radius or 0.0,
-        optimizer=optimizer or torch.optim.Adam(model.parameters(), lr=1e-3),
+        optimizer=optimizer or adam(model),
         cost=cost,
         regularizer=regularizer,
         gamma_min=gamma_min,
         gamma_rule=gamma_rule,
         bounds=bounds,
+        precision=precision,
     )
     trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs)
     with seeded(seed, device):

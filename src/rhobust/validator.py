@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rhobust.ascent import Maximizer, Oracle
+from rhobust.capture import capturing
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
 
@@ -74,7 +75,7 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
         raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
     if not x.is_floating_point():
         raise DataError(f"x must be of floating point to be moved, not {x.dtype}; use x.float()")
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+    if capturing(x):
         return  # reading values back is not possible there; whoever captures has checked the data
     for name, values in (("x", x), ("y", y)):
         if not values.is_floating_point():
@@ -93,7 +94,7 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
 
 def check_labels(y: Tensor, classes: int) -> None:
     """Refuse class labels outside 0 .. classes - 1."""
-    if y.is_cuda and torch.cuda.is_current_stream_capturing():
+    if capturing(y):
         return
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:

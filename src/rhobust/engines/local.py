@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rhobust.errors import Diverged
@@ -34,34 +37,82 @@ class Record:
     """Gradients in zeta paid for the batch."""
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """A record whose values are still on the device, in the order of `Record`."""
+
+    step: int
+    epoch: int
+    values: Tensor  # (6,)
+    gradients: int
+
+    def read(self, values: list[float]) -> Record:
+        """The record, from `values` as the host sees them."""
+        loss, value, gamma, rho_eff, stationarity, gap = values
+        accuracy = gap if math.isfinite(gap) else None
+        return Record(self.step, self.epoch, loss, value, gamma, rho_eff, stationarity, accuracy, self.gradients)
+
+
 class LocalEngine:
-    """Runs the one step eagerly, on whatever device the objective lives."""
+    """Runs the one step eagerly, on whatever device the objective lives.
 
-    def __init__(self, objective: RobustObjective, optimizer: ProximalOptimizer) -> None:
-        self.objective, self.optimizer = objective, optimizer
+    With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs.
+    """
 
-    def step(self, x: Tensor, y: Tensor, step: int, epoch: int) -> Record:
-        """One training step. A value that is not finite stops it before anything is updated."""
-        self.optimizer.zero_grad()
-        surrogate = self.objective(x, y)
-        surrogate.value.backward()
-        value, stationarity = float(surrogate.value.detach()), float(self.optimizer.stationarity())
-        if not (math.isfinite(value) and math.isfinite(stationarity)):
-            raise Diverged(
-                f"at step {step} (epoch {epoch}) the objective is {value} and its gradient's norm {stationarity}; "
-                "nothing was updated. Lower the learning rate, or raise gamma_min or lower the radius"
-            )
-        gap = math.inf if surrogate.accuracy is None else float(surrogate.accuracy.gap.max())
-        record = Record(
-            step=step,
-            epoch=epoch,
-            loss=float(surrogate.loss.mean()),
-            value=value,
-            gamma=float(self.objective.gamma.detach()),
-            rho_eff=float(surrogate.cost.mean()),
-            stationarity=stationarity,
-            accuracy=gap if math.isfinite(gap) else None,
-            gradients=surrogate.gradients,
-        )
+    def __init__(
+        self, objective: RobustObjective, optimizer: ProximalOptimizer, precision: torch.dtype = torch.float32
+    ) -> None:
+        self.objective, self.optimizer, self.precision = objective, optimizer, precision
+        self.warn: Callable[[str], None] = lambda message: None
+        """Where to say what the user should know."""
+
+    def step(self, x: Tensor, y: Tensor, step: int, epoch: int) -> list[Record]:
+        """One training step; the records that are ready. A value that is not finite stops before the update."""
+        numbers = self.gradient(x, y, step, epoch)
+        record = numbers.read(numbers.values.tolist())
+        if not sound(record):
+            raise diverged(record, "nothing was updated")
         self.optimizer.step()
-        return record
+        return [record]
+
+    def gradient(self, x: Tensor, y: Tensor, step: int, epoch: int) -> Numbers:
+        """The gradient in theta and gamma, left where the optimizer finds it."""
+        self.optimizer.zero_grad()
+        with self._precise(x.device):
+            surrogate = self.objective(x, y)
+        surrogate.value.backward()
+        gamma = self.objective.gamma.detach()
+        gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
+        values = (
+            surrogate.loss.mean(),
+            surrogate.value.detach(),
+            gamma,
+            surrogate.cost.mean(),
+            self.optimizer.stationarity(),
+            gap,
+        )
+        return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
+
+    def admit(self, x: Tensor, y: Tensor) -> None:
+        """All the data that the batches will come from, where they are one set in memory."""
+
+    def flush(self) -> list[Record]:
+        """Records of steps already taken that `step` has not returned; call it until there are none."""
+        return []
+
+    def _precise(self, device: torch.device) -> AbstractContextManager[object]:
+        # Not autocast(enabled=False): that would end an autocast of the caller's.
+        return nullcontext() if self.precision == torch.float32 else torch.autocast(device.type, self.precision)
+
+
+def sound(record: Record) -> bool:
+    """Whether a step can be trusted to update anything."""
+    return math.isfinite(record.value) and math.isfinite(record.stationarity)
+
+
+def diverged(record: Record, left: str) -> Diverged:
+    """The error of a step that is not sound; `left` says what was left of it."""
+    return Diverged(
+        f"at step {record.step} (epoch {record.epoch}) the objective is {record.value} and its gradient's norm "
+        f"{record.stationarity}; {left}. Lower the learning rate, or raise gamma_min or lower the radius"
+    )

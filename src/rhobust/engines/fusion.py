@@ -1,0 +1,51 @@
+"""Fewer, larger kernels: the model's passes and the maximizer's moves, compiled for as long as steps are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.maximizer import Maximizer, Step
+from rhobust.objective import RobustObjective
+from rhobust.problem import Point, Problem
+
+
+class Fusion:
+    """The compiled model and maximizer of an objective, to be put in place of its own for a while."""
+
+    def __init__(self, objective: RobustObjective) -> None:
+        self.objective = objective
+        self.plain = objective.model, objective.maximizer
+        model = cast(nn.Module, torch.compile(objective.model, dynamic=False))
+        self.fused = model, _FusedMaximizer(objective.maximizer)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The objective computes the same, in fewer kernels."""
+        try:
+            self.objective.model, self.objective.maximizer = self.fused
+            yield
+        finally:
+            self.objective.model, self.objective.maximizer = self.plain
+
+
+class _FusedMaximizer(Maximizer):
+    """Another maximizer whose moves are compiled."""
+
+    def __init__(self, plain: Maximizer) -> None:
+        self.plain, self.penalized = plain, plain.penalized
+        self._move = torch.compile(plain.move)
+
+    @property
+    def gradients(self) -> int:
+        return self.plain.gradients
+
+    def start(self, problem: Problem) -> Tensor:
+        return self.plain.start(problem)
+
+    def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
+        return self._move(problem, point, t, last)

@@ -1,0 +1,229 @@
+"""On a GPU: the captured step is the eager step, step for step, and what cannot be captured still trains."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent import Ball
+from rhobust.batches import SampleBatches
+from rhobust.data import Samples
+from rhobust.engines.captured import CapturedEngine
+from rhobust.engines.local import LocalEngine, Record
+from rhobust.errors import DataError, Diverged
+from rhobust.losses import cross_entropy
+from rhobust.methods import find_method
+from rhobust.models import build_model
+from rhobust.objective import RobustObjective
+from rhobust.optim import ProximalOptimizer, adam
+from rhobust.regularizers import L1, Regularizer
+from rhobust.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")
+
+STEPS = 50
+SIZES = (32, 32, 32, 20)  # a last batch that is smaller
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
+        yield
+
+
+def batches(count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    draws = torch.Generator("cuda").manual_seed(1)
+    found = []
+    for number in range(count):
+        size = SIZES[number % len(SIZES)]
+        y = torch.randint(10, (size,), device="cuda", generator=draws)
+        noise = torch.rand(size, 1, 28, 28, device="cuda", generator=draws)
+        found.append(((0.3 * noise + y[:, None, None, None] / 10 - 0.5).clamp(-1, 1), y))
+    return found
+
+
+def engine(
+    kind: type[LocalEngine],
+    method: str,
+    precision: torch.dtype = torch.float32,
+    model: nn.Module | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
+    regularizer: Regularizer | None = None,
+) -> LocalEngine:
+    chosen = find_method(method)
+    torch.manual_seed(0)
+    model = copy.deepcopy(model) if model else build_model("cnn", torch.Size([1, 28, 28]), 10)
+    model = model.cuda().to(memory_format=torch.channels_last)
+    objective = RobustObjective(
+        model,
+        cross_entropy,
+        radius=2.0 if chosen.robust else 0.0,
+        maximizer=chosen.maximizer,
+        gamma=chosen.gamma,
+        bounds=(-1, 1),
+    )
+    wrapped = ProximalOptimizer(optimizer(model), objective, regularizer=regularizer, gamma_rule=chosen.gamma_rule)
+    return kind(objective, wrapped, precision)
+
+
+def run(engine: LocalEngine, data: list[tuple[Tensor, Tensor]]) -> list[Record]:
+    records = [record for step, (x, y) in enumerate(data) for record in engine.step(x, y, step, 0)]
+    while more := engine.flush():
+        records += more
+    return records
+
+
+def theta(engine: LocalEngine) -> Tensor:
+    return torch.cat([part.detach().reshape(-1) for part in engine.objective.parameters()])
+
+
+def close(a: LocalEngine, b: LocalEngine, tolerance: float) -> bool:
+    return bool((theta(a) - theta(b)).norm() <= tolerance * theta(b).norm())
+
+
+@pytest.mark.parametrize(
+    "method", ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgd-literal", "spgda-literal"]
+)
+def test_captured_is_eager_step_for_step(method: str) -> None:
+    captured, eager = engine(CapturedEngine, method), engine(LocalEngine, method)
+    replayed, launched = run(captured, batches()), run(eager, batches())
+    assert isinstance(captured, CapturedEngine)
+    assert captured.captured
+    assert close(captured, eager, 1e-5)
+    assert [record.step for record in replayed] == list(range(STEPS))
+    for one, other in zip(replayed, launched, strict=True):
+        for name in ("loss", "value", "gamma", "rho_eff", "stationarity"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4, abs=1e-6), (one.step, name)
+
+
+def test_captured_prox_is_eager() -> None:
+    captured = engine(CapturedEngine, "spgda", regularizer=L1(1e-3))
+    eager = engine(LocalEngine, "spgda", regularizer=L1(1e-3))
+    run(captured, batches()), run(eager, batches())
+    assert captured.captured
+    assert close(captured, eager, 1e-5)
+    assert (theta(captured) == 0).float().mean() > 0.01  # the prox did act
+
+
+def test_captured_sgd_with_momentum_is_eager() -> None:
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    captured, eager = (
+        engine(kind, "spgda", optimizer=sgd, regularizer=L1(1e-4)) for kind in (CapturedEngine, LocalEngine)
+    )
+    run(captured, batches()), run(eager, batches())
+    assert captured.captured
+    assert close(captured, eager, 1e-5)
+
+
+@pytest.mark.parametrize("method", ["spgda", "spgd"])
+def test_bfloat16_stays_near_float32(method: str) -> None:
+    half, full = engine(CapturedEngine, method, torch.bfloat16), engine(CapturedEngine, method)
+    lowered, exact = run(half, batches()), run(full, batches())
+    assert all(part.dtype == torch.float32 for part in half.objective.parameters())
+    difference = (theta(half) - theta(full)).norm() / (theta(full) - theta(engine(LocalEngine, method))).norm()
+    assert difference < 0.5  # of the way gone: Adam turns rounding of small gradients into steps of full size
+    assert lowered[0].loss == pytest.approx(exact[0].loss, rel=1e-2)
+    assert lowered[-1].gamma == pytest.approx(exact[-1].gamma, rel=0.1)
+
+
+def test_random_starts_differ_from_replay_to_replay() -> None:
+    captured = engine(CapturedEngine, "erm")
+    captured.objective.maximizer = Ball(0.3, random_start=True)
+    x, y = batches(1)[0]
+    captured.optimizer.base.param_groups[0]["lr"] = 0.0  # theta stays, so a new loss is a new start
+    losses = {record.loss for record in run(captured, [(x, y)] * 12)}
+    assert captured.captured
+    assert len(losses) == 12
+
+
+class Reader(nn.Module):
+    """A model that reads a value back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1.0 if float(x.detach().abs().max()) <= 1 else 0.5
+        output: Tensor = scale * self.body(x)
+        return output
+
+
+def test_a_model_that_cannot_be_captured_trains_eagerly_and_says_why() -> None:
+    model = Reader()
+    captured, eager = engine(CapturedEngine, "spgda", model=model), engine(LocalEngine, "spgda", model=model)
+    said: list[str] = []
+    captured.warn = said.append
+    records = run(captured, batches())
+    run(eager, batches())
+    assert [record.step for record in records] == list(range(STEPS))
+    assert not captured.captured
+    assert close(captured, eager, 1e-6)
+    assert len(said) == 1
+    assert "one by one" in said[0]
+    assert torch.rand(2, device="cuda").isfinite().all()  # the generator survived the attempt
+
+
+def test_an_optimizer_that_counts_on_the_host_is_named() -> None:
+    captured = engine(CapturedEngine, "spgda", optimizer=lambda model: torch.optim.Adam(model.parameters()))
+    said: list[str] = []
+    captured.warn = said.append
+    run(captured, batches(8))
+    assert said
+    assert "capturable=True" in said[0]
+
+
+def test_a_step_that_diverges_leaves_the_weights_of_the_last_look() -> None:
+    captured = engine(CapturedEngine, "spgda")
+    data = batches(40)
+    for step, (x, y) in enumerate(data[:20]):
+        captured.step(x, y, step, 0)
+    captured.flush()
+    before = theta(captured).clone()
+    with torch.no_grad():
+        captured.admit(*data[0])  # what is admitted is not looked at again
+    for step in range(20, 30):
+        x, y = data[step]
+        captured.step(x if step != 25 else x * math.nan, y, step, 0)
+    assert [record.step for record in captured.flush()] == [20, 21, 22, 23, 24]
+    with pytest.raises(Diverged, match=r"at step 25 .* from before step 20"):
+        captured.flush()
+    with pytest.raises(Diverged):
+        captured.step(*data[0], 30, 0)
+    assert torch.equal(theta(captured), before)
+
+
+@pytest.mark.parametrize("spoil", [lambda x, y: (x + 2, y), lambda x, y: (x, y + 10), lambda x, y: (x * math.nan, y)])
+def test_a_batch_that_is_wrong_is_refused_also_when_replaying(
+    spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    captured = engine(CapturedEngine, "spgda")
+    data = batches(24)
+    run(captured, data)
+    before = theta(captured).clone()
+    with pytest.raises(DataError):
+        captured.step(*spoil(*data[0]), 24, 0)
+    assert torch.equal(theta(captured), before)
+
+
+def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_happened() -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(20), strict=True))
+
+    def trainer(epochs: int) -> Trainer:
+        return Trainer(engine(CapturedEngine, "spgd-literal"), SampleBatches(Samples(x, y), 64, 0, x.device), epochs)
+
+    straight, first, second = trainer(4), trainer(2), trainer(4)
+    straight.train()
+    first.train()
+    second.load_state(copy.deepcopy(first.state()))
+    second.train(start=2 * first.batches.steps())
+    assert close(second.engine, straight.engine, 1e-6)
+    assert [record.step for record in straight.history] == list(range(4 * straight.batches.steps()))
