@@ -32,6 +32,7 @@ Errors = dict[str, dict[str, float]]
 
 def do(job: Job) -> dict[str, Any]:
     """Train, measure, and say what came out."""
+    torch.compiler.reset()  # each job in a process compiles for itself, and only so many are kept
     config = Config.resolve(job.training)
     data = dataset(config.data, config.limit, job.measuring.get("held_out"))
     each = flops_of(config.model, data.train.x.shape[1:], data.classes)
