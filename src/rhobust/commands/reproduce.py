@@ -9,15 +9,16 @@ import typer
 
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.errors import ConfigError, RhobustError, unknown
+from rhobust.files import write_json
 from rhobust.progress import say
 
 _FIGURES = [f"figure{number}" for number in range(1, 6)]
-_WHAT = [*_FIGURES, "all", "draw"]
+_WHAT = [*_FIGURES, "all", "deployed", "draw"]
 _OUT, _QUICK_OUT = Path("results/paper"), Path("runs/paper-quick")
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_WHAT)} (what is there, without training).")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_WHAT)}.")],
     out: Annotated[Path | None, typer.Option(help="Where the numbers go.", show_default=str(_OUT))] = None,
     seeds: Annotated[int, typer.Option(help="So many seeds, from 0 on.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="The same on a small slice, in a minute or two.")] = False,
@@ -27,7 +28,10 @@ def reproduce(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Remake the paper's figures; what is already there is kept, so the same command goes on after an interruption."""
+    """Remake the paper's figures; what is already there is kept, so the same command goes on after an interruption.
+
+    `deployed` runs some rounds of figure 5 with real processes beside the same in one; `draw` only draws what is there.
+    """
     problems = [] if what in _WHAT else [unknown("part", what, _WHAT)]
     problems += [f"seeds must be at least 1, not {seeds}"] if seeds < 1 else []
     problems += [f"workers must be at least 1, not {workers}"] if workers is not None and workers < 1 else []
@@ -35,6 +39,9 @@ def reproduce(
     if problems:
         raise ConfigError(problems)
     where = out or (_QUICK_OUT if quick else _OUT)
+    if what == "deployed":
+        _check_deployment(where, quick, quiet)
+        return
     if what != "draw":
         _run(_FIGURES if what == "all" else [what], where, seeds, quick, workers, quiet)
     _draw(where, page, quiet)
@@ -55,6 +62,16 @@ def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | 
         raise RhobustError(
             f"{len(failed)} failed, as said above; the same command tries them again. The rest is in {out}"
         )
+
+
+def _check_deployment(out: Path, quick: bool, quiet: bool) -> None:
+    from rhobust.reproduction.deployed import check_deployment
+    from rhobust.reproduction.experiments import FULL, QUICK
+
+    found = check_deployment(QUICK if quick else FULL, lambda line: None if quiet else say(ERR, line))
+    write_json(out / "deployed.json", found)
+    if not quiet:
+        say(OUT, f"largest difference in theta {found['largest_difference_in_theta']:.2g}: {out / 'deployed.json'}")
 
 
 def _draw(out: Path, page: Path | None, quiet: bool) -> None:

@@ -7,9 +7,10 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class Ended:
     problem: str = ""
 
 
-def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Iterator[Ended]:
+def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Generator[Ended, None, None]:
     """Do every job that is ready, first things first, until none is; ask anew whenever one ends.
 
     A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it.
@@ -41,7 +42,9 @@ def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Iterator[E
             return
 
 
-def _with_one_pool(ready: Callable[[], Sequence[Job]], workers: int, scratch: str, failed: set[str]) -> Iterator[Ended]:
+def _with_one_pool(
+    ready: Callable[[], Sequence[Job]], workers: int, scratch: str, failed: set[str]
+) -> Generator[Ended, None, None]:
     running: dict[Future[Any], Job] = {}
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_begin_work, initargs=(scratch,)
@@ -51,7 +54,8 @@ def _with_one_pool(ready: Callable[[], Sequence[Job]], workers: int, scratch: st
             busy = failed | {job.name for job in running.values()}
             waiting = [job for job in ready() if job.name not in busy]
             for job in waiting[: workers - len(running)]:
-                running[pool.submit(_attempt, job)] = job
+                with _deaf_to_interrupts():  # as the workers that are started here stay: Ctrl-C is for the parent alone
+                    running[pool.submit(_attempt, job)] = job
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -78,13 +82,21 @@ def _with_one_pool(ready: Callable[[], Sequence[Job]], workers: int, scratch: st
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin_work(scratch: str) -> None:
     """In a worker, first of all."""
     import torch
 
     torch.set_num_threads(1)  # workers share the cores between them
     tempfile.tempdir = scratch  # what is left behind by a worker that is killed goes with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 

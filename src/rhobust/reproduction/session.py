@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,9 @@ class Session:
         card = shared_card(tell) if cuda and workers > 1 else nullcontext(False)
         with _stops_on_term(), card as shared:
             try:
-                with bar:
+                with bar, closing(work_through(lambda: plan(*asked, store.results), workers)) as ends:
                     task = bar.add_task("reproducing", total=foreseen(*asked, store.results))
-                    for ended in work_through(lambda: plan(*asked, store.results), workers):
+                    for ended in ends:
                         if ended.result is None:
                             failed.append(ended)
                             say(console, f"FAILED {ended.job.name}: {ended.problem}")

@@ -10,7 +10,7 @@ from rhobust.reproduction.lines import Content, Line, paper_lines, tuned_lines
 
 _SHOWN_EPSILONS = ("0.1", "0.2", "0.3", "0.4")
 _SHOWN_ROUNDS = ("25", "50", "100", "300", "500", "1000")
-_SHORT = {"fgsm": "FGSM", "ifgsm": "IFGSM", "pgd-paper": "PGD", "pgd": "strict", "clean": "no attack"}
+_SHORT = {"fgsm": "FGSM", "ifgsm": "IFGSM", "pgd-paper": "PGD", "pgd": "strict"}
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -57,12 +57,13 @@ def _panel_table(lines: Sequence[Line], panel: str) -> str:
 def _rounds_table(content: Content) -> str:
     """Error after some rounds, a part for each panel."""
     lines = [*paper_lines(content), *(line for line in tuned_lines(content) if line.tuned)]
-    shown = [place for place in _SHOWN_ROUNDS if lines and place in lines[0].places("clean")]
+    places = lines[0].places("clean")
+    shown = [place for place in places if place in _SHOWN_ROUNDS or place == places[-1]]
     rows = [
-        [_SHORT[panel], line.method, line.knob + " (tuned)" * line.tuned]
+        [name, line.method, line.knob + " (tuned)" * line.tuned]
         + [percent(line.errors(panel, place)) for place in shown]
         + [f"{line.mean_of('rho_eff'):.3g}"]
-        for panel in ROUND_PANELS
+        for panel, name in ROUND_PANELS.items()
         for line in lines
     ]
     return markdown(["panel", "trained by", "setting", *(f"round {place}" for place in shown), "E[c]"], rows)

@@ -1,0 +1,90 @@
+"""The check that figure 5's federation is the same with real processes: the same rounds, in process and deployed."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rhobust.config import Config
+from rhobust.data import Samples, load_data
+from rhobust.errors import RhobustError
+from rhobust.partitions import partition
+from rhobust.reproduction.experiments import FIGURES, Scale
+from rhobust.runner import federation_of, train_run
+from rhobust.runs import Run, environment
+from rhobust.trained import load
+
+_FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
+_DEADLINE = 120.0  # seconds: ten sites may share a few cores
+
+
+def check_deployment(scale: Scale, say: Callable[[str], None]) -> dict[str, Any]:
+    """DRFL with the paper's radius, twice: what the two come to, and how far apart theta and gamma are."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise RhobustError("a federation of processes needs NVFlare: pip install 'rhobust[federated]'")
+    figure = FIGURES[_FIGURE]
+    rounds, sites = (_ROUNDS, _SITES) if not scale.quick else (3, 2)
+    shared = {"data": figure.data, "method": "drfl", **figure.paper["drfl"], "batch_size": 64, "seed": 0}
+    shared |= {"rounds": rounds, "workers": sites, "evaluate_every": rounds, "device": "cpu", "threads": 1}
+    shared |= scale.slice
+    simulated = Config.resolve(shared, {"partition": figure.partition})
+    with tempfile.TemporaryDirectory() as place:
+        say(f"{rounds} rounds in process")
+        begun = time.perf_counter()
+        here = train_run(Path(place) / "here", simulated)
+        between = time.perf_counter()
+        say(f"{rounds} rounds with {sites} sites and a server, each a process of its own")
+        there = _deployed(Path(place), simulated, Config.resolve(shared, {"partition": "sites"}))
+        ended = time.perf_counter()
+        one, two = load(here.path), load(there.path)
+        apart = max(float((tensor - two.state_dict()[name]).abs().max()) for name, tensor in one.state_dict().items())
+        return {
+            "quick": scale.quick,
+            "settings": shared | {"partition": figure.partition},
+            "in_process": _told(here, one.gamma, between - begun),
+            "deployed": _told(there, two.gamma, ended - between),
+            "largest_difference_in_theta": apart,
+            "environment": environment("cpu"),
+        }
+
+
+def _told(run: Run, gamma: float, seconds: float) -> dict[str, Any]:
+    last = run.metrics()[-1]
+    return {"errors": last["errors"], "gamma": gamma, "dropped": last["dropped"], "seconds": seconds}
+
+
+def _deployed(place: Path, simulated: Config, config: Config) -> Run:
+    """The run of a federation whose sites hold what the simulated workers hold."""
+    from rhobust.engines.nvflare import processes
+    from rhobust.engines.nvflare.jobs import Submission
+    from rhobust.engines.nvflare.kits import make_kits
+    from rhobust.trainer import Observer
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings, data = federation_of(simulated), load_data(simulated.data, limit=simulated.limit)
+    kits = make_kits(place / "fed", settings.workers, "localhost", port)
+    shares = partition(settings.partition, data.train.y, settings.workers, simulated.seed)
+    for site, share in zip(kits.sites, shares, strict=True):
+        _write_share(kits.path / site, data.train[share], data.bounds)
+    torch.set_num_threads(1)
+    try:
+        processes.start(processes.parties(kits.path), lambda line: None)
+        return Submission(kits, place / "there", _DEADLINE, Observer(), config).follow()
+    finally:
+        processes.stop(processes.parties(kits.path), lambda line: None)
+
+
+def _write_share(folder: Path, own: Samples, bounds: tuple[float, float]) -> None:
+    """A site's data as it would bring them; it tests nothing, but without test samples some would be split off."""
+    x, y = own.x.numpy(), own.y.numpy()
+    np.savez(folder / "own.npz", x=x, y=y, x_test=x[:2], y_test=y[:2], bounds=np.array(bounds))
+    (folder / "site.toml").write_text('data = "own.npz"\n')
