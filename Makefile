@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check bench
+.PHONY: setup demo test check bench figures
 
 setup: $(STAMP)
 
@@ -33,3 +33,7 @@ bench: setup
 	$(BIN)/python benchmarks/radius.py
 	$(BIN)/python benchmarks/mnist.py
 	$(BIN)/python -m benchmarks.federated
+
+# From the committed numbers; no GPU, no data, nothing is trained.
+figures: setup
+	$(BIN)/rhobust reproduce draw --out results/paper --page docs/reproduction.md

@@ -71,7 +71,8 @@ def _check_deployment(out: Path, quick: bool, quiet: bool) -> None:
     found = check_deployment(QUICK if quick else FULL, lambda line: None if quiet else say(ERR, line))
     write_json(out / "deployed.json", found)
     if not quiet:
-        say(OUT, f"largest difference in theta {found['largest_difference_in_theta']:.2g}: {out / 'deployed.json'}")
+        apart = ", ".join(f"{how} {size:.2g}" for how, size in found["largest_difference_in_theta"].items())
+        say(OUT, f"{out / 'deployed.json'}: largest difference in theta: {apart}")
 
 
 def _draw(out: Path, page: Path | None, quiet: bool) -> None:
