@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,13 @@ import rhobust
 from benchmarks import drfl, federated, mnist, overhead
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
+from rhobust.figures import to_svg
 from rhobust.regularizers import Regularizer
+from rhobust.reproduction.experiments import FIGURES, FULL
+from rhobust.reproduction.figures import draw_figure
+from rhobust.reproduction.page import every_block, filled, read_all
+from rhobust.reproduction.plan import known_jobs, plan
+from rhobust.reproduction.store import Store
 
 ROOT = Path(__file__).parents[2]
 DRAWS = torch.Generator().manual_seed(0)
@@ -69,6 +76,51 @@ def test_the_committed_federations_are_what_the_page_says_of_them() -> None:
             apart = max(errors[kind][-1] - honest[kind][-1] for kind in ("clean", "ifgsm"))
             worst[aggregator] = max(worst[aggregator], apart)
     assert worst["multi-krum:3"] <= 0.03 < 0.5 < worst["mean"]
+
+
+PAPER = ROOT / "results" / "paper"
+REPRODUCTION = ROOT / "docs" / "reproduction.md"
+
+
+@pytest.fixture(scope="module")
+def paper() -> dict[str, Any]:
+    """The committed numbers of the paper's figures."""
+    absent = [name for name in FIGURES if not (PAPER / f"{name}.json").exists()]
+    if absent:
+        pytest.skip(f"RESULTS ABSENT: {', '.join(absent)} not in {PAPER}; make them with: rhobust reproduce all")
+    return read_all(PAPER)
+
+
+def test_the_committed_reproduction_is_whole(paper: dict[str, Any]) -> None:
+    results = Store(PAPER, FULL).results
+    seeds = 1 + max(int(name.rpartition("/")[2]) for name in results if "/paper/" in name)
+    assert plan(FIGURES, seeds, FULL, results) == []
+    assert set(results) == {job.name for name in FIGURES for job in known_jobs(name, seeds, FULL, results)}
+
+
+def test_the_tables_of_the_reproduction_are_those_of_the_committed_results(paper: dict[str, Any]) -> None:
+    assert filled(REPRODUCTION, every_block(PAPER, paper)) == REPRODUCTION.read_text()
+
+
+def test_every_percentage_that_is_told_of_the_reproduction_is_in_its_tables(paper: dict[str, Any]) -> None:
+    known = set(re.findall(r"\d+\.\d", "".join(every_block(PAPER, paper).values())))
+    section = re.search(r"\n## The paper's figures\n.*?(?=\n## )", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert section is not None
+    for text in (REPRODUCTION.read_text(), section[0]):
+        told = re.findall(r"((?:\d+\.\d+(?: to | and | against |, ))*\d+\.\d+) (?:%|points)", text)
+        assert {number for some in told for number in re.findall(r"\d+\.\d+", some)} <= known
+
+
+def test_the_committed_figures_are_drawn_from_the_committed_results(paper: dict[str, Any]) -> None:
+    for name, content in paper.items():
+        drawn = ROOT / "docs" / "images" / "paper" / name
+        assert drawn.with_suffix(".svg").read_text() == to_svg(draw_figure(content), name), "run: make figures"
+        assert drawn.with_suffix(".png").exists()
+
+
+def test_the_page_asks_for_every_table_there_is(paper: dict[str, Any]) -> None:
+    asked = re.findall(r"<!-- table: (\S+) -->", REPRODUCTION.read_text())
+    assert sorted(asked) == sorted(every_block(PAPER, paper))
 
 
 def contributed() -> dict[str, Any]:

@@ -279,6 +279,16 @@ def test_verdicts_follow_from_the_numbers(contents: dict[str, Any]) -> None:
     assert not [claim for claim in found if claim[0].startswith("3")]  # no figure 3, so nothing is said of it
 
 
+@pytest.mark.parametrize(("better", "held"), [(0.1, 1), (0.005, 0), (-0.1, 0)])
+def test_one_class_a_worker_is_held_against_a_fair_share(contents: dict[str, Any], better: float, held: int) -> None:
+    other = json.loads(json.dumps(contents["figure5"]).replace("figure5", "figure3"))
+    for run in other["runs"].values():
+        run["errors"]["pgd"] = {place: error - better for place, error in run["errors"]["pgd"].items()}
+    found = {claim.panel: claim.verdicts for claim in claims({"figure3": other, **contents})}
+    assert {verdict.held for verdict in found["3c"].values()} == {held}
+    assert {verdict.held for verdict in found["3b"].values()} == {0}
+
+
 def test_a_verdict_in_words() -> None:
     assert [str(Verdict(held, 8)) for held in (0, 3, 8)] == ["**no**, 0 of 8", "in part, 3 of 8", "yes, 8 of 8"]
 

@@ -67,12 +67,13 @@ def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | 
 def _check_deployment(out: Path, quick: bool, quiet: bool) -> None:
     from rhobust.reproduction.deployed import check_deployment
     from rhobust.reproduction.experiments import FULL, QUICK
+    from rhobust.reproduction.store import DEPLOYED
 
     found = check_deployment(QUICK if quick else FULL, lambda line: None if quiet else say(ERR, line))
-    write_json(out / "deployed.json", found)
+    write_json(out / DEPLOYED, found)
     if not quiet:
         apart = ", ".join(f"{how} {size:.2g}" for how, size in found["largest_difference_in_theta"].items())
-        say(OUT, f"{out / 'deployed.json'}: largest difference in theta: {apart}")
+        say(OUT, f"{out / DEPLOYED}: largest difference in theta: {apart}")
 
 
 def _draw(out: Path, page: Path | None, quiet: bool) -> None:

@@ -12,8 +12,8 @@ from rhobust.files import write_atomically
 from rhobust.reproduction.claims import claims_table
 from rhobust.reproduction.experiments import FIGURES
 from rhobust.reproduction.figures import draw_figure
-from rhobust.reproduction.store import read_figure, read_sessions
-from rhobust.reproduction.tables import sessions_table, tables
+from rhobust.reproduction.store import read_deployed, read_figure, read_sessions
+from rhobust.reproduction.tables import deployed_table, sessions_table, tables
 
 _MARKED = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -50,7 +50,9 @@ def read_all(out: Path) -> dict[str, dict[str, Any]]:
 
 def every_block(out: Path, contents: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Every table by its name."""
-    return {"claims": claims_table(contents), **tables(contents), "sessions": sessions_table(read_sessions(out))}
+    found = {"claims": claims_table(contents), **tables(contents), "sessions": sessions_table(read_sessions(out))}
+    deployed = read_deployed(out)
+    return found | ({"deployed": deployed_table(deployed)} if deployed else {})
 
 
 def filled(page: Path, blocks: dict[str, str]) -> str:

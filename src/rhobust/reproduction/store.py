@@ -14,6 +14,7 @@ from rhobust.reproduction.experiments import FIGURES, Scale
 from rhobust.reproduction.plan import choice
 
 _SUMMARY = "summary.json"
+DEPLOYED = "deployed.json"
 
 
 class Store:
@@ -74,6 +75,12 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
     file = path / _SUMMARY
     found: list[dict[str, Any]] = _read(file).get("sessions", []) if file.exists() else []
     return found
+
+
+def read_deployed(path: Path) -> dict[str, Any] | None:
+    """What `rhobust reproduce deployed` found, if it was run."""
+    file = path / DEPLOYED
+    return _read(file) if file.exists() else None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -95,3 +95,12 @@ def sessions_table(sessions: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = ["figures", "seeds", "trainings", "seconds", "useful PFLOP", "useful TFLOP/s", "device"]
     return markdown(head, rows)
+
+
+def deployed_table(found: Mapping[str, Any]) -> str:
+    """The same rounds in process and deployed."""
+    rows = [
+        [name, *(f"{100 * found[key]['errors'][kind]:.1f}" for kind in ROUND_PANELS), f"{found[key]['gamma']:.4f}"]
+        for name, key in (("in process, batches fused", "in_process"), ("deployed", "deployed"))
+    ]
+    return markdown(["", *ROUND_PANELS.values(), "gamma"], rows)
