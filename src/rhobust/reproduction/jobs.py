@@ -30,13 +30,13 @@ Errors = dict[str, dict[str, float]]
 """errors[measurement][epsilon or round], fractions."""
 
 
-def do(job: Job) -> dict[str, Any]:
-    """Train, measure, and say what came out."""
+def do(job: Job, scratch: str | None = None) -> dict[str, Any]:
+    """Train, measure, and say what came out; the run itself, for as long as it is needed, is in `scratch`."""
     torch.compiler.reset()  # each job in a process compiles for itself, and only so many are kept
     config = Config.resolve(job.training)
     data = dataset(config.data, config.limit, job.measuring.get("held_out"))
     each = flops_of(config.model, data.train.x.shape[1:], data.classes)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
         start = time.perf_counter()
         run = train_run(Path(directory) / "run", config, data=data)
         trained = time.perf_counter()
@@ -83,6 +83,8 @@ def _measured(
         return {"errors": by_round}, 0.0
     device = torch.device(config.device)
     model = load(run.path).to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as it was trained
     with counted_passes(model, each) as spent:
         if how["kind"] == "validation":
             test = _on(device, data.test)

@@ -33,7 +33,7 @@ def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Generator[
     A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it.
     """
     failed: set[str] = set()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:  # what is left behind by a worker that is killed goes with it
         while True:
             try:
                 yield from _with_one_pool(ready, workers, scratch, failed)
@@ -46,16 +46,14 @@ def _with_one_pool(
     ready: Callable[[], Sequence[Job]], workers: int, scratch: str, failed: set[str]
 ) -> Generator[Ended, None, None]:
     running: dict[Future[Any], Job] = {}
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_begin_work, initargs=(scratch,)
-    )
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin_work)
     try:
         while True:
             busy = failed | {job.name for job in running.values()}
             waiting = [job for job in ready() if job.name not in busy]
             for job in waiting[: workers - len(running)]:
                 with _deaf_to_interrupts():  # as the workers that are started here stay: Ctrl-C is for the parent alone
-                    running[pool.submit(_attempt, job)] = job
+                    running[pool.submit(_attempt, job, scratch)] = job
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -91,12 +89,11 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin_work(scratch: str) -> None:
+def _begin_work() -> None:
     """In a worker, first of all."""
     import torch
 
     torch.set_num_threads(1)  # workers share the cores between them
-    tempfile.tempdir = scratch  # what is left behind by a worker that is killed goes with it
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
@@ -108,12 +105,12 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def _attempt(job: Job) -> tuple[dict[str, Any] | None, str]:
+def _attempt(job: Job, scratch: str) -> tuple[dict[str, Any] | None, str]:
     """The result, or why there is none: an exception that cannot cross the border would end the pool."""
     from rhobust.reproduction.jobs import do
 
     try:
-        return do(job), ""
+        return do(job, scratch), ""
     except RhobustError as problem:
         return None, "; ".join(str(problem).splitlines())
     except Exception as problem:
