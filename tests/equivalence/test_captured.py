@@ -123,6 +123,7 @@ def test_captured_sgd_with_momentum_is_eager() -> None:
     assert close(captured, eager, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("method", ["spgda", "spgd"])
 def test_bfloat16_stays_near_float32(method: str) -> None:
     half, full = engine(CapturedEngine, method, torch.bfloat16), engine(CapturedEngine, method)

@@ -124,11 +124,14 @@ class CapturedEngine(LocalEngine):
             self.objective.check(*self._data)
         obstacle = _obstacle(self.optimizer.base)
         if obstacle is None:
+            generator = torch.cuda.default_generators[x.device.index]
+            before = generator.clone_state()
             try:
                 with self._fused(x, y):
                     self._graphs[_shape(x, y)] = _Graph(self, x, y, self._stream)
             except RuntimeError as problem:
                 obstacle = _first_line(problem)
+                generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end
         if obstacle is not None:
             self._captures = False
             self.warn(f"the steps are launched one by one, not captured in a CUDA graph: {obstacle}")

@@ -34,7 +34,7 @@ def put(model: nn.Module, vector: Tensor) -> None:
 def put_gradient(model: nn.Module, vector: Tensor) -> None:
     """The gradient in theta from one vector."""
     for theta, part in _parts(model, vector):
-        theta.grad = part.to(theta, copy=True)
+        theta.grad = torch.empty_like(theta).copy_(part)  # in theta's own layout, as an optimizer in one kernel wants
 
 
 def _parts(model: nn.Module, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
