@@ -17,6 +17,9 @@ from typing import Any
 from rhobust.errors import RhobustError
 from rhobust.reproduction.plan import Job
 
+# Between two looks whether to stop. An interrupt that cuts a wait in two would leave its locks in disorder.
+_LOOK_SECONDS = 0.5
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -27,23 +30,26 @@ class Ended:
     problem: str = ""
 
 
-def work_through(ready: Callable[[], Sequence[Job]], workers: int) -> Generator[Ended, None, None]:
+def work_through(
+    ready: Callable[[], Sequence[Job]], workers: int, signals: Sequence[int] = ()
+) -> Generator[Ended, None, None]:
     """Do every job that is ready, first things first, until none is; ask anew whenever one ends.
 
-    A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it.
+    A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it. As
+    soon as there is something in `signals`, all are ended and `KeyboardInterrupt` is raised.
     """
     failed: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:  # what is left behind by a worker that is killed goes with it
         while True:
             try:
-                yield from _with_one_pool(ready, workers, scratch, failed)
+                yield from _with_one_pool(ready, workers, signals, scratch, failed)
             except BrokenProcessPool:
                 continue  # those at work are in `failed` by now; the others go on in a new pool
             return
 
 
 def _with_one_pool(
-    ready: Callable[[], Sequence[Job]], workers: int, scratch: str, failed: set[str]
+    ready: Callable[[], Sequence[Job]], workers: int, signals: Sequence[int], scratch: str, failed: set[str]
 ) -> Generator[Ended, None, None]:
     running: dict[Future[Any], Job] = {}
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin_work)
@@ -56,7 +62,9 @@ def _with_one_pool(
                     running[pool.submit(_attempt, job, scratch)] = job
             if not running:
                 return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            done, _ = wait(running, _LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            if signals:
+                raise KeyboardInterrupt
             broken = False
             for future in done:
                 job = running.pop(future)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from rhobust.data import load_data
+from rhobust.interrupts import deferred_signals
 from rhobust.progress import say
 from rhobust.reproduction.experiments import FIGURES
 from rhobust.reproduction.mps import shared_card
@@ -60,9 +60,9 @@ class Session:
 
         start, done, made, failed = time.perf_counter(), 0.0, [], []
         card = shared_card(tell) if cuda and workers > 1 else nullcontext(False)
-        with _stops_on_term(), card as shared:
+        with deferred_signals(enabled=True) as signals, card as shared:
             try:
-                with bar, closing(work_through(lambda: plan(*asked, store.results), workers)) as ends:
+                with bar, closing(work_through(lambda: plan(*asked, store.results), workers, signals)) as ends:
                     task = bar.add_task("reproducing", total=foreseen(*asked, store.results))
                     for ended in ends:
                         if ended.result is None:
@@ -90,13 +90,3 @@ def _line(ended: Ended, seconds: float) -> str:
     unit = "round" if ended.job.measuring["kind"] == "rounds" else "epsilon"
     spent = f"{ended.result['training_seconds']:.0f} + {ended.result['evaluation_seconds']:.0f} s"
     return f"{seconds:6.0f} s  {ended.job.name}: {panel} at {unit} {where}: {error:.1%} ({spent})"
-
-
-@contextmanager
-def _stops_on_term() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: what was started is stopped, what is done is kept."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
