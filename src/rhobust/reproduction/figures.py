@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rhobust import figures
 from rhobust.reproduction.experiments import FIGURES, Experiment
-from rhobust.reproduction.lines import Content, Line, paper_lines, tuned_lines
+from rhobust.reproduction.lines import Content, Line, all_lines, paper_lines, tuned_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def draw_figure(content: Content) -> Figure:
 
 def _rows(content: Content, experiment: Experiment) -> Mapping[str, Sequence[Line]]:
     if experiment.federated:
-        return {"error": [*paper_lines(content), *(line for line in tuned_lines(content) if line.tuned)]}
+        return {"error": all_lines(content)}
     return {"error, as in the paper": paper_lines(content), "error, each tuned": tuned_lines(content)}
 
 

@@ -65,6 +65,13 @@ def tuned_lines(content: Content) -> list[Line]:
     return [line for line in made if line.runs]
 
 
+def all_lines(content: Content) -> list[Line]:
+    """Every method with the paper's settings, and with the knob chosen for it where that is another."""
+    paper = paper_lines(content)
+    known = [line.label for line in paper]
+    return [*paper, *(line for line in tuned_lines(content) if line.label not in known)]
+
+
 def find(lines: Sequence[Line], method: str) -> Line | None:
     """A method's line, if it is there."""
     return next((line for line in lines if line.method == method), None)

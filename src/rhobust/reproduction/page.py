@@ -10,8 +10,9 @@ from rhobust import figures
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.reproduction.claims import claims_table
-from rhobust.reproduction.experiments import FIGURES
+from rhobust.reproduction.experiments import FIGURES, FULL, QUICK
 from rhobust.reproduction.figures import draw_figure
+from rhobust.reproduction.plan import plan
 from rhobust.reproduction.store import read_deployed, read_figure, read_sessions
 from rhobust.reproduction.tables import deployed_table, sessions_table, tables
 
@@ -51,8 +52,18 @@ def read_all(out: Path) -> dict[str, dict[str, Any]]:
 def every_block(out: Path, contents: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Every table by its name."""
     found = {"claims": claims_table(contents), **tables(contents), "sessions": sessions_table(read_sessions(out))}
+    found["missing"] = missing(contents)
     deployed = read_deployed(out)
     return found | ({"deployed": deployed_table(deployed)} if deployed else {})
+
+
+def missing(contents: dict[str, dict[str, Any]]) -> str:
+    """Which trainings of these figures have not been done, for as many seeds as any has."""
+    results = {job: result for content in contents.values() for job, result in content["runs"].items()}
+    scale = QUICK if any(content["settings"]["quick"] for content in contents.values()) else FULL
+    seeds = 1 + max(int(job.rpartition("/")[2]) for job in results if "/paper/" in job)
+    left = [f"`{job.name}`" for job in plan(contents, seeds, scale, results)]
+    return f"Not trained yet: {', '.join(left)}." if left else "Nothing is missing."
 
 
 def filled(page: Path, blocks: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhobust.reproduction.experiments import FIGURES, PANELS, ROUND_PANELS
-from rhobust.reproduction.lines import Content, Line, paper_lines, tuned_lines
+from rhobust.reproduction.lines import Content, Line, all_lines, paper_lines, tuned_lines
 
 _SHOWN_EPSILONS = ("0.1", "0.2", "0.3", "0.4")
 _SHOWN_ROUNDS = ("25", "50", "100", "300", "500", "1000")
@@ -56,7 +56,7 @@ def _panel_table(lines: Sequence[Line], panel: str) -> str:
 
 def _rounds_table(content: Content) -> str:
     """Error after some rounds, a part for each panel."""
-    lines = [*paper_lines(content), *(line for line in tuned_lines(content) if line.tuned)]
+    lines = all_lines(content)
     places = lines[0].places("clean")
     shown = [place for place in places if place in _SHOWN_ROUNDS or place == places[-1]]
     rows = [

@@ -1,0 +1,267 @@
+"""One training step on a GPU: ours as it is chosen by itself, its parts, and loops as others write them.
+
+python benchmarks/gpu.py [--output results/bench/gpu.json]      measures on this GPU what the file lacks
+python benchmarks/gpu.py --markdown steps|overhead|precision    prints a table
+
+Every time is the median over windows, on the paper's network and random images: arithmetic does not depend on the
+pixels. RHOBUST_DATA names the data for the last part, which compares the errors that both precisions reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
+from rhobust.config import Config
+from rhobust.data import Samples, load_data
+from rhobust.engines.captured import CapturedEngine
+from rhobust.engines.local import LocalEngine
+from rhobust.evaluate import evaluate
+from rhobust.files import write_json
+from rhobust.losses import cross_entropy
+from rhobust.models import build_model
+from rhobust.objective import RobustObjective
+from rhobust.optim import Multiplicative, ProximalOptimizer, adam
+from rhobust.reproduction.flops import flops_of
+from rhobust.runner import train_run
+from rhobust.runs import environment
+from rhobust.trained import load
+
+RESULTS = Path(__file__).parents[1] / "results" / "bench" / "gpu.json"
+SHAPE, CLASSES, BATCHES = torch.Size([1, 28, 28]), 10, (128, 2048)
+WINDOWS = 5
+MAXIMIZERS: dict[str, Maximizer] = {
+    "erm": Identity(),
+    "spgda": PenalizedAscent(),
+    "spgda-margin": MarginAscent(),
+    "ten penalized steps": PenalizedAscent(steps=10),
+    "spgd": Oracle(),
+    "ifgsm": Ball(0.1, steps=10),
+}
+ENGINES: dict[str, tuple[type[LocalEngine], torch.dtype]] = {
+    "eager": (LocalEngine, torch.float32),
+    "graph": (CapturedEngine, torch.float32),
+    "graph, bfloat16": (CapturedEngine, torch.bfloat16),
+}
+PRECISION = {"data": "fashion-mnist", "method": "spgd", "radius": 6.0, "epochs": 5, "batch_size": 128}
+SEEDS, PRECISIONS = (0, 1, 2), ("float32", "bfloat16")
+
+
+def batch(size: int) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator("cuda").manual_seed(0)
+    x = 2 * torch.rand(size, *SHAPE, device="cuda", generator=draws) - 1
+    return x, torch.randint(CLASSES, (size,), device="cuda", generator=draws)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model("cnn", SHAPE, CLASSES).cuda()
+
+
+def ours(
+    maximizer: Maximizer, kind: type[LocalEngine], precision: torch.dtype, data: tuple[Tensor, Tensor]
+) -> LocalEngine:
+    model = network().to(memory_format=torch.channels_last)
+    objective = RobustObjective(model, cross_entropy, radius=6.0, maximizer=maximizer, bounds=(-1, 1))
+    rule = Multiplicative() if maximizer.penalized else None
+    engine = kind(objective, ProximalOptimizer(adam(model), objective, gamma_rule=rule), precision)
+    engine.warn = print
+    engine.admit(*data)
+    return engine
+
+
+def milliseconds(step: Callable[[], object], steps: int) -> float:
+    """Median over windows of the time of a step, waiting for the device at the end of each window only."""
+    found = []
+    for _ in range(WINDOWS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        found.append(1e3 * (time.perf_counter() - start) / steps)
+    return statistics.median(found)
+
+
+def useful_flops(maximizer: Maximizer, size: int) -> float:
+    """Multiplications and additions of the convolutions and matrix products that the step asks for."""
+    each = flops_of("cnn", SHAPE, CLASSES)
+    return size * (each.theta + maximizer.gradients * each.zeta)
+
+
+def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
+    kind, precision = ENGINES[how]
+    data = batch(size)
+    engine = ours(MAXIMIZERS[name], kind, precision, data)
+    for number in range(8):  # warm-up, compilation, capture
+        engine.step(*data, number, 0)
+    engine.flush()
+    steps = max(10, 320 * 128 // size) if kind is CapturedEngine else 10
+    found = {"engine_ms": milliseconds(lambda: engine.step(*data, 0, 0), steps)}
+    if isinstance(engine, CapturedEngine):
+        engine.flush()
+        (graph,) = engine._graphs.values()
+        found["graph_ms"] = milliseconds(graph.graph.replay, steps)
+    return found
+
+
+def like_torchattacks(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """IFGSM training as an eager loop over tensors: clone, differentiate the mean loss, sign, clamp."""
+    zeta = x.clone().detach()
+    for _ in range(10):
+        zeta.requires_grad = True
+        cost = nn.functional.cross_entropy(model(zeta), y)
+        (slope,) = torch.autograd.grad(cost, zeta, retain_graph=False, create_graph=False)
+        zeta = zeta.detach() + 0.01 * slope.sign()
+        zeta = torch.clamp(x + torch.clamp(zeta - x, -0.1, 0.1), -1, 1).detach()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(zeta), y).backward()
+    optimizer.step()
+
+
+def like_art(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """The same, with the images in numpy and a copy to the device and back for every gradient."""
+    clean, zeta = x.cpu().numpy(), x.cpu().numpy()
+    for _ in range(10):
+        at = torch.from_numpy(zeta).cuda().requires_grad_(True)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(at), y).backward()
+        assert at.grad is not None
+        zeta = (zeta + 0.01 * at.grad.sign().cpu().numpy()).clip(clean - 0.1, clean + 0.1).clip(-1, 1)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(torch.from_numpy(zeta).cuda()), y).backward()
+    optimizer.step()
+
+
+PEERS = {"as torchattacks loops": like_torchattacks, "as ART loops": like_art}
+
+
+def measured_peer(how: str, size: int) -> dict[str, Any]:
+    model, data = network(), batch(size)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        PEERS[how](model, optimizer, *data)
+    return {"engine_ms": milliseconds(lambda: PEERS[how](model, optimizer, *data), 10)}
+
+
+def measured_precision(precision: str, seed: int) -> dict[str, Any]:
+    """What a short training reaches."""
+    config = Config.resolve(PRECISION | {"precision": precision, "seed": seed, "device": "cuda", "log_every": 50})
+    data = load_data(config.data)
+    test = Samples(data.test.x.cuda(), data.test.y.cuda())
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.perf_counter()
+        run = train_run(Path(directory) / "run", config)
+        seconds = time.perf_counter() - start
+        model = load(run.path).cuda()
+    found = evaluate(
+        model, test, loss=cross_entropy, bounds=data.bounds, attacks=["ifgsm"], epsilons=[0.1, 0.2], checks=False
+    )
+    errors = {"clean": found.clean, **{f"ifgsm {e:g}": found.error("ifgsm", e) for e in (0.1, 0.2)}}
+    return {"seconds": seconds, "errors": errors}
+
+
+def jobs() -> Mapping[str, Callable[[], dict[str, Any]]]:
+    """Every measurement by name."""
+    ways = [(name, size, how) for size in BATCHES for name in MAXIMIZERS for how in ENGINES]
+    ways += [("ifgsm", size, how) for size in BATCHES for how in PEERS]
+    steps = {f"steps/{name}/{size}/{how}": partial(measured_step, name, size, how) for name, size, how in ways}
+    trained = {
+        f"precision/{precision}/{seed}": partial(measured_precision, precision, seed)
+        for seed in SEEDS
+        for precision in PRECISIONS
+    }
+    return steps | trained
+
+
+def measured_step(name: str, size: int, how: str) -> dict[str, Any]:
+    made = measured_engine(name, size, how) if how in ENGINES else measured_peer(how, size)
+    return made | {"tflops": useful_flops(MAXIMIZERS[name], size) / made["engine_ms"] / 1e9}
+
+
+def measure(output: Path) -> None:
+    """What the file lacks."""
+    found = json.loads(output.read_text()) if output.exists() else {"settings": {"precision": PRECISION}, "rows": {}}
+    for name, job in jobs().items():
+        if name not in found["rows"]:
+            torch.compiler.reset()  # no row inherits another's kernels or memory
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            made = job()
+            found["rows"][name] = made | {"peak_mb": torch.cuda.max_memory_allocated() / 2**20}
+            found["environment"] = environment("cuda")
+            write_json(output, found)
+            print(name, found["rows"][name], flush=True)
+
+
+def steps_table(rows: dict[str, Any]) -> str:
+    """Milliseconds a step: every method, every way to run it."""
+    ways = [*ENGINES, *PEERS]
+    lines = [f"| method | batch | {' | '.join(f'{way}, ms' for way in ways)} | TFLOP/s of the last graph |"]
+    lines.append("|---|---|" + "---|" * (len(ways) + 1))
+    for size in BATCHES:
+        for name in MAXIMIZERS:
+            by_way = {way: row for way in ways if (row := rows.get(f"steps/{name}/{size}/{way}"))}
+            cells = [f"{by_way[way]['engine_ms']:.2f}" if way in by_way else "" for way in ways]
+            best = by_way["graph, bfloat16"]["tflops"]
+            lines.append(f"| {name} | {size} | {' | '.join(cells)} | {best:.0f} |")
+    return "\n".join(lines)
+
+
+def overhead_table(rows: dict[str, Any]) -> str:
+    """The step of the engine over the bare graph."""
+    lines = ["| method | batch | how | bare graph, ms | engine, ms | overhead, ms |", "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        if "graph_ms" in row:
+            over = row["engine_ms"] - row["graph_ms"]
+            cells = f"{row['graph_ms']:.3f} | {row['engine_ms']:.3f} | {over:.3f}"
+            lines.append(f"| {' | '.join(name.split('/')[1:])} | {cells} |")
+    return "\n".join(lines)
+
+
+def precision_table(rows: dict[str, Any]) -> str:
+    """The errors that both precisions reach, mean and half the range over the seeds."""
+    made = {p: [row["errors"] for name, row in rows.items() if name.startswith(f"precision/{p}/")] for p in PRECISIONS}
+    kinds = list(made["float32"][0])
+    lines = [f"| precision | seeds | {' | '.join(f'{kind}, %' for kind in kinds)} |", "|---|---|" + "---|" * len(kinds)]
+    for precision, seeds in made.items():
+        cells = []
+        for kind in kinds:
+            values = [100 * errors[kind] for errors in seeds]
+            spread = f" ± {(max(values) - min(values)) / 2:.1f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.1f}{spread}")
+        lines.append(f"| {precision} | {len(seeds)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"steps": steps_table, "overhead": overhead_table, "precision": precision_table}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--markdown", choices=TABLES)
+    options = parser.parse_args()
+    if options.markdown:
+        print(TABLES[options.markdown](json.loads(options.output.read_text())["rows"]))
+    elif torch.cuda.is_available():
+        measure(options.output)
+    else:
+        raise SystemExit("this benchmark measures a GPU, and torch sees none here")
+
+
+if __name__ == "__main__":
+    main()
