@@ -79,6 +79,18 @@ class Deployment:
             member.kill()
             member.wait(10)
 
+    def kill_job(self, name: str) -> None:
+        """With -9, its part of the training alone: the site itself stays connected."""
+        (party,) = parties(self.path, name)
+        process = party.process()
+        assert process is not None, f"{name} does not run"
+        jobs = process.children(recursive=True)
+        assert jobs, f"{name} has nothing to do"
+        for job in jobs:
+            job.kill()
+        psutil.wait_procs(jobs, timeout=10)
+        assert party.process() is not None
+
     def submit(self, *words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rhobust", "federation", "submit", str(self.path), *words]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

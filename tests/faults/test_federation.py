@@ -164,6 +164,30 @@ def test_a_killed_site_is_left_out_at_no_cost_and_comes_back_and_too_few_are_a_s
     federation.start()
 
 
+def test_a_site_of_which_only_the_job_was_killed_is_dropped_and_named_and_comes_back(
+    federation: Deployment, tmp_path: Path, submit: Submit
+) -> None:
+    run = tmp_path / "run"
+    process = submit("--deadline", DEADLINE, rounds=100_000)
+    with killed_at_last(process):
+        until(lambda: len(lines(run)) > 20, "the first rounds")
+        federation.kill_job("site-1")
+        until(lambda: last(run)["dropped"], "the loss to be noticed")
+        first = next(line for line in lines(run) if line["dropped"])
+        assert list(first["dropped"]) == ["site-1"]
+        assert first["workers"] == 1  # the round stands
+        until(lambda: not last(run)["dropped"], "its return")
+        rounds = lines(run)
+        assert [line["step"] for line in rounds] == list(range(len(rounds)))  # no round is lost or taken twice
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "site-1 was dropped: " in said
+    assert "site-1 came back" in said
+    without = [line["step"] for line in lines(run) if line["dropped"]]
+    assert without == list(range(first["step"], without[-1] + 1))  # once it is back, it stays
+
+
 def _longest_gap(run: Path, seconds: float) -> float:
     """The longest time without a new round."""
     end, size, since, longest = time.monotonic() + seconds, 0, time.monotonic(), 0.0

@@ -135,7 +135,11 @@ class LocalWork:
     def draws(self, device: torch.device, round_: int, worker: int, step: int = 0) -> Iterator[None]:
         """Random starts, too, are the worker's own."""
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(Stream.ASCENT.seed(self.seed, round_, worker, step))
+            seed = Stream.ASCENT.seed(self.seed, round_, worker, step)
+            if device.type == "cuda":
+                torch.manual_seed(seed)
+            else:  # alone: where there is no GPU, the call above notes for every GPU who made it, line by line
+                torch.default_generator.manual_seed(seed)
             yield
 
 
@@ -263,7 +267,7 @@ class Server:
         if upload.theta.shape != task.theta.shape or upload.theta.dtype != task.theta.dtype:
             return f"its gradient has shape {tuple(upload.theta.shape)} and type {upload.theta.dtype}"
         numbers = torch.tensor([upload.gamma, upload.loss], dtype=self.objective.gamma.dtype)  # finite there, too
-        if not (upload.theta.isfinite().all() and numbers.isfinite().all()):
+        if not all(extreme.isfinite() for extreme in (*upload.theta.aminmax(), *numbers)):  # NaN is passed on
             return "its gradient is not finite"
         if upload.gamma > self.objective.radius * (1 + 1e-6):
             return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"

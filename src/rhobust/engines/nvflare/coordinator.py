@@ -15,6 +15,7 @@ from rhobust.config import Config, read_toml
 from rhobust.data import load_data
 from rhobust.engines.federated import QuorumLost
 from rhobust.engines.nvflare.sites import Sites
+from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
 from rhobust.files import write_json
@@ -36,6 +37,7 @@ class Coordinator:
 
     def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
         self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
+        self._sweep: Sweep | None = None
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
@@ -74,6 +76,7 @@ class Coordinator:
             present = [client.name for client in collab.clients]
             sites = Sites(self.sites, present, settings, self.deadline, self._call)
             rounds = rounds_of(config, server, sites, data, run)
+            self._sweep = Sweep()
             try:
                 carry_on(run, rounds, data, _Log())
             except (_Stop, RunAborted, QuorumLost):  # raised before a round changed anything
@@ -86,6 +89,8 @@ class Coordinator:
         """One function of several sites at once."""
         if stop_file(Path(self.report)).exists():
             raise _Stop
+        if self._sweep:
+            self._sweep()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
         return dict(found), {name: _reason(error, seconds) for name, error in found.failures.items()}
 

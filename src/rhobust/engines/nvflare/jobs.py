@@ -34,7 +34,7 @@ _LOOK = 2.0  # seconds between two looks at who is there
 _STOP = 30.0  # seconds for a training to end its round and write a checkpoint
 _SILENCE = 60.0  # seconds without an answer from the server after which it is given up
 _FRESH = 10.0  # seconds since a site was heard of; it calls every five
-_POLL = 0.2  # seconds between two questions of a site for its first task
+_POLL = 1.0  # seconds between two questions of a site for a task: it gets two, and asks to the end
 _PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
 
 

@@ -34,6 +34,11 @@ COORDINATOR = "rhobust.engines.nvflare.coordinator.Coordinator"
 SITE = "rhobust.engines.nvflare.site.Site"
 _LAUNCHER = "rhobust.engines.nvflare.launcher.PatientLauncher"
 
+# Messages go in pieces of 4 MiB, each acknowledged: a small model is one. What arrived is remembered, with a thread for
+# every message, while it might be sent again; a piece that took half a minute is too late for its round anyway.
+_PIECE = 4 * 2**20
+_TRANSPORT = {"streaming_chunk_size": _PIECE, "streaming_ack_interval": _PIECE, "streaming_retry_timeout": 30.0}
+
 _REGISTERS = "nvflare.private.fed.client.fed_client.FederatedClient"  # says when a site has joined
 
 _SITE_TOML = """\
@@ -159,6 +164,7 @@ def _tighten(kit: Path) -> None:
     log["loggers"][_REGISTERS] = {"level": "INFO"}
     log["handlers"] = {"logFileHandler": log["handlers"]["logFileHandler"]}
     write_json(local / "log_config.json", log)
+    write_json(local / "comm_config.json", _TRANSPORT)
 
 
 def _restrict(kit: Path) -> None:

@@ -21,6 +21,8 @@ from rhobust.files import write_json
 _PATIENCE = 60.0  # seconds for a process to come up
 _GRACE = 5.0  # seconds to end by itself before it is killed
 _JOINED = b"Successfully registered client"
+# The engine has hundreds of threads; glibc would spread what they free over many heaps.
+_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Party:
             (os.POSIX_SPAWN_OPEN, 1, str(self.kit / "output.txt"), words, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        return os.posix_spawn(sys.executable, self._command(), os.environ, file_actions=files, setsid=True)
+        return os.posix_spawn(sys.executable, self._command(), _ARENAS | os.environ, file_actions=files, setsid=True)
 
     def _command(self) -> list[str]:
         kind = "server" if self.is_server else "client"

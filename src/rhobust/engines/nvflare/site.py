@@ -17,6 +17,7 @@ from nvflare.collab import collab
 from rhobust.config import Config, read_toml
 from rhobust.data import DATA, DataSet, Samples, load_data
 from rhobust.engines.federated import LocalWork, worker_gradient
+from rhobust.engines.nvflare.thrift import Sweep, hush_messages
 from rhobust.engines.nvflare.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
 from rhobust.objective import RobustObjective
@@ -104,6 +105,7 @@ class Site:
 
     def __init__(self) -> None:
         self._post: Post | None = None
+        self._sweep: Sweep | None = None
         self._busy = threading.Lock()
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -123,11 +125,14 @@ class Site:
     def _prepared(self, settings: Message, name: str) -> Message:
         if self._post is None:
             self._post = Post.built(settings, self.local(), name)
+            hush_messages()
+            self._sweep = Sweep()
         return {"samples": len(self._post.samples)}
 
     def _gradient(self, task: Message) -> Message:
-        if self._post is None:
+        if self._post is None or self._sweep is None:
             raise RhobustError("a task before the settings")
+        self._sweep()
         post = self._post
         return from_upload(worker_gradient(post.objective, post.samples, to_task(task), post.number, post.work))
 

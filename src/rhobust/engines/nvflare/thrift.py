@@ -1,0 +1,32 @@
+"""What the engine wastes in every round, kept small: memory that it leaves in cycles, words for a log that is off."""
+
+from __future__ import annotations
+
+import gc
+
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+
+_THOROUGH = 20  # sweeps, one of which looks at everything
+
+
+class Sweep:
+    """Frees the messages of past rounds, each of which the engine leaves in a cycle of references.
+
+    Python looks for cycles when there are many objects, however large they are; a message is few objects and as large
+    as the model. Unswept, they fill hundreds of megabytes, and every new one is written to cold memory.
+    """
+
+    def __init__(self) -> None:
+        self._done = 0
+        gc.collect()
+        gc.freeze()  # what is here by now stays, and need not be looked at again
+
+    def __call__(self) -> None:
+        """Between two rounds, when nothing is on its way; a millisecond."""
+        self._done += 1
+        gc.collect(2 if self._done % _THOROUGH == 0 else 1)
+
+
+def hush_messages() -> None:
+    """Messages are not spelled out for the debug log any more, whether it is on or not: 15 ms for 700,000 numbers."""
+    ConsumableBufferList.__repr__ = object.__repr__
