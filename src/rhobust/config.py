@@ -197,7 +197,7 @@ class Config:
     def _check_theory(self) -> None:
         """What `RobustObjective` would refuse, found before a run directory exists."""
         cost, method = self.make_cost(), self.make_method()
-        check_settings(self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None)
+        check_settings(self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None, method.noise)
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""

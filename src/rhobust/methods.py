@@ -13,13 +13,14 @@ from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
 @dataclass(frozen=True)
 class Method:
-    """A named composition. Its knobs are the fields of its maximizer, and gamma where it prices transport."""
+    """A named composition. Its knobs: the fields of its maximizer, gamma where it prices transport, and noise."""
 
     name: str
     summary: str
     maximizer: Maximizer
     gamma: float = 1.0
     gamma_rule: GammaRule = field(default_factory=FixedGamma)
+    noise: float = 0.0
 
     @property
     def robust(self) -> bool:
@@ -30,7 +31,7 @@ class Method:
     def knobs(self) -> dict[str, Any]:
         """What can be set, with the values in force."""
         fields = {knob.name: getattr(self.maximizer, knob.name) for knob in dataclasses.fields(self.maximizer)}  # type: ignore[arg-type]
-        return {**fields, "gamma": self.gamma} if self.maximizer.penalized else fields
+        return fields | ({"gamma": self.gamma} if self.maximizer.penalized else {}) | {"noise": self.noise}
 
     def radius_problem(self, radius: float | None) -> str | None:
         """What is wrong with this radius for this method, if anything."""
@@ -45,8 +46,8 @@ class Method:
         wrong = [unknown(f"knob of method '{self.name}'", knob, self.knobs) for knob in knobs if knob not in self.knobs]
         if wrong:
             raise ConfigError(wrong)
-        gamma = knobs.pop("gamma", self.gamma)
-        return dataclasses.replace(self, maximizer=dataclasses.replace(self.maximizer, **knobs), gamma=gamma)  # type: ignore[type-var]
+        own = {name: knobs.pop(name, getattr(self, name)) for name in ("gamma", "noise")}
+        return dataclasses.replace(self, maximizer=dataclasses.replace(self.maximizer, **knobs), **own)  # type: ignore[type-var]
 
 
 # The paper's settings: epsilon 0.1 and 10 iterations in training, gamma = 1 for WRM, eta = 0.02. Where the default
@@ -55,6 +56,7 @@ _TABLE = (
     Method("erm", "empirical risk: no transport", Identity()),
     Method("fgsm", "adversarial training, one signed step in an l_inf ball", Ball(epsilon=0.1)),
     Method("ifgsm", "adversarial training, ten signed steps in an l_inf ball", Ball(epsilon=0.1, steps=10)),
+    Method("nfgsm", "as fgsm, from a sample with noise (N-FGSM)", Ball(epsilon=0.1), noise=0.2),
     Method("wrm", "Wasserstein risk with gamma fixed, ten ascent steps", PenalizedAscent(steps=10)),
     Method("spgd", "gamma learned, inner sup by an oracle (Alg. 1)", Oracle(), gamma_rule=Multiplicative()),
     Method("spgda", "gamma learned, one ascent step (Alg. 2)", PenalizedAscent(), gamma_rule=Multiplicative()),

@@ -58,6 +58,8 @@ class RobustObjective(nn.Module):
     `loss(model(x), y)` gives one number per sample, (B,). `radius` is rho, the bound on E c, in the units of `cost`
     (default: squared l2, summed over features). `maximizer` solves the inner sup (default: `Oracle`). `gamma` is where
     the dual variable starts and `gamma_min` its floor. `bounds` is the box that x and zeta live in, if there is one.
+    With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
+    the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -78,16 +80,17 @@ class RobustObjective(nn.Module):
         gamma: float = 1.0,
         gamma_min: float = 1e-3,
         bounds: tuple[float, float] | None = None,
+        noise: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
             raise Refused("the first two arguments are a model, an nn.Module, and a per-sample loss, a function")
         self.cost: Cost = SquaredL2() if cost is None else cost
         self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
-        check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds)
+        check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise)
         self.model = model
         self.loss = loss
-        self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
+        self.radius, self.gamma_min, self.bounds, self.noise = float(radius), float(gamma_min), bounds, float(noise)
         some = next(model.parameters(), torch.zeros(()))
         precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
         self.gamma = nn.Parameter(
@@ -98,7 +101,8 @@ class RobustObjective(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate."""
         check_model(self.model)
-        labels, maximum, cost = self._solve(x, y)
+        self.check(x, y)
+        labels, maximum, cost = self._solve(self._smoothed(x), y)
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         value = loss.mean()
         if self.maximizer.penalized:
@@ -108,11 +112,18 @@ class RobustObjective(nn.Module):
     def maximum(self, x: Tensor, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
         check_model(self.model, training=False)
+        self.check(x, y)
         return self._solve(x, y)[1]
+
+    def _smoothed(self, x: Tensor) -> Tensor:
+        """The center of the ball: x with noise, in the box."""
+        if not self.noise:
+            return x
+        noisy = x + self.noise * (2 * torch.rand_like(x) - 1)
+        return noisy if self.bounds is None else noisy.clamp(*self.bounds)
 
     def _solve(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
-        self.check(x, y)
         if self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._loss(x, y)
@@ -166,7 +177,8 @@ class RobustObjective(nn.Module):
         return loss
 
     def extra_repr(self) -> str:
-        return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}"
+        center = f", noise={self.noise}" if self.noise else ""
+        return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}{center}"
 
 
 @contextmanager

@@ -70,7 +70,8 @@ class Simulation(Workers):
     def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
         sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
         plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
-        random = getattr(self.objective.maximizer, "random_start", False)  # each worker has draws of its own
+        # Each worker has draws of its own.
+        random = self.objective.noise or getattr(self.objective.maximizer, "random_start", False)
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:

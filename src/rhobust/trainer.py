@@ -165,6 +165,7 @@ def compose(
         gamma=chosen.gamma,
         gamma_min=gamma_min,
         bounds=bounds,
+        noise=chosen.noise,
     )
     rule = gamma_rule or chosen.gamma_rule
     proximal = ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)

@@ -15,11 +15,17 @@ from rhobust.errors import DataError, Refused
 
 
 def check_settings(
-    radius: float, cost: Cost, maximizer: Maximizer, gamma: float, gamma_min: float, bounds: tuple[float, float] | None
+    radius: float,
+    cost: Cost,
+    maximizer: Maximizer,
+    gamma: float,
+    gamma_min: float,
+    bounds: tuple[float, float] | None,
+    noise: float,
 ) -> None:
-    """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box,
+    """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box, noise < 0,
     an oracle asked for a proof that the cost or gamma_min cannot carry."""
-    for name, value in (("radius", radius), ("gamma", gamma), ("gamma_min", gamma_min)):
+    for name, value in (("radius", radius), ("gamma", gamma), ("gamma_min", gamma_min), ("noise", noise)):
         if not isinstance(value, int | float):
             raise Refused(f"{name} must be a number, not {value!r}")
     if not isinstance(cost, Cost):
@@ -35,6 +41,8 @@ def check_settings(
         )
     if not (gamma >= gamma_min and math.isfinite(gamma)):
         raise Refused(f"gamma must start finite and at or above its floor gamma_min = {gamma_min}, not at {gamma}")
+    if not (noise >= 0 and math.isfinite(noise)):
+        raise Refused(f"noise must be finite and >= 0, not {noise}: it is the half-width of what is added to a sample")
     if bounds is not None and not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
     if math.isfinite(cost.kappa) and not maximizer.penalized:

@@ -68,6 +68,13 @@ def test_fused_is_the_loop_is_central_training(name: str) -> None:
     assert away(federated(setting, 20, fuse=False), expected) < 1e-10
 
 
+def test_noise_is_each_worker_s_own_so_nothing_is_fused() -> None:
+    setting = Setting(knobs={"noise": 0.3})
+    asked = federated(setting, 5, fuse=True)
+    assert torch.equal(asked, federated(setting, 5, fuse=False))
+    assert away(asked, federated(Setting(), 5)) > 1e-3  # it does make a difference
+
+
 def test_what_is_logged_is_the_same_fused_and_not() -> None:
     setting = Setting()
     server, looped = setting.server(), setting.server()

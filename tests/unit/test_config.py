@@ -20,7 +20,7 @@ def test_later_layers_win_and_dashes_are_underscores() -> None:
 
 def test_resolved_settings_hold_the_knobs_and_the_rule_in_force() -> None:
     config = Config.resolve({"method": "spgda-literal", "radius": 25})
-    assert config.knobs == {"steps": 1, "eta": 0.02, "gamma": 1.0}
+    assert config.knobs == {"steps": 1, "eta": 0.02, "gamma": 1.0, "noise": 0.0}
     assert config.gamma_rule == "adam:0.001"
 
 

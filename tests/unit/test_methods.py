@@ -15,7 +15,7 @@ from rhobust.ascent import Ball, Identity, MarginAscent, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, Refused
 from rhobust.methods import Method, find_method, methods
 
-NAMES = ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgd-literal", "spgda-literal"]
+NAMES = ["erm", "fgsm", "ifgsm", "nfgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgd-literal", "spgda-literal"]
 
 
 def test_the_table_holds_every_method_under_its_own_name() -> None:
@@ -34,6 +34,7 @@ def test_the_table_holds_every_method_under_its_own_name() -> None:
         ("erm", Identity(), rhobust.FixedGamma()),
         ("fgsm", Ball(epsilon=0.1, norm=math.inf, steps=1), rhobust.FixedGamma()),
         ("ifgsm", Ball(epsilon=0.1, norm=math.inf, steps=10), rhobust.FixedGamma()),
+        ("nfgsm", Ball(epsilon=0.1, norm=math.inf, steps=1), rhobust.FixedGamma()),
         ("wrm", PenalizedAscent(steps=10), rhobust.FixedGamma()),
         ("spgd", Oracle(max_steps=10), rhobust.Multiplicative()),
         ("spgda", PenalizedAscent(steps=1), rhobust.Multiplicative()),
@@ -75,7 +76,7 @@ def test_unknown_knobs_are_all_answered_with_the_known_ones_and_the_nearest() ->
     assert len(caught.value.problems) == 2
     assert caught.value.problems[0].startswith("unknown knob of method 'wrm' 'step' (did you mean 'steps'?)")
     assert "'color'" in caught.value.problems[1]
-    assert all(problem.endswith("known: steps, eta, gamma") for problem in caught.value.problems)
+    assert all(problem.endswith("known: steps, eta, gamma, noise") for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("name", ["erm", "fgsm", "ifgsm"])
@@ -87,7 +88,7 @@ def test_gamma_is_no_knob_where_it_prices_nothing(name: str) -> None:
 
 OTHER: dict[str, Any] = {
     "epsilon": 0.25, "norm": 2, "steps": 7, "step_size": 0.5, "random_start": True, "gamma": 3.0, "eta": 0.3,
-    "accuracy": 0.5, "max_steps": 4, "curvature": 1e-4, "cap": 2.0,
+    "accuracy": 0.5, "max_steps": 4, "curvature": 1e-4, "cap": 2.0, "noise": 0.7,
 }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def test_tuning_changes_exactly_the_knob_asked(name: str, knob: str) -> None:
     tuned = method.tuned(**{knob: OTHER[knob]})
     assert tuned.knobs == {**method.knobs, knob: OTHER[knob]}
     assert tuned.knobs != method.knobs
-    kept = [field.name for field in dataclasses.fields(Method) if field.name not in ("maximizer", "gamma")]
+    kept = [field.name for field in dataclasses.fields(Method) if field.name not in ("maximizer", "gamma", "noise")]
     assert all(getattr(tuned, field) == getattr(method, field) for field in kept)
     assert type(tuned.maximizer) is type(method.maximizer)
     assert find_method(name) == method  # the table itself stays

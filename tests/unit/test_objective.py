@@ -126,6 +126,45 @@ def test_zeta_stays_in_the_box_and_its_cost_is_the_cost_asked_for(maximizer: Max
     torch.testing.assert_close(surrogate.cost, cost(x, surrogate.zeta))
 
 
+def test_noise_moves_the_center_of_the_ball_and_is_not_charged() -> None:
+    # A linear loss: zeta = center + g / (2 gamma), and c = ||g||^2 / (4 gamma^2) from the center, whatever the noise.
+    torch.manual_seed(0)
+    model, gamma, noise = nn.Linear(50, 1, bias=False), 3.0, 0.4
+    slope = model.weight.detach()[0]
+    objective = rhobust.RobustObjective(
+        model, lambda out, y: out[:, 0], radius=1.0, gamma=gamma, maximizer=PenalizedAscent(), noise=noise
+    )
+    x = torch.randn(2000, 50)
+    surrogate = objective(x, torch.zeros(2000))
+    torch.testing.assert_close(surrogate.cost, (slope.square().sum() / (4 * gamma**2)).expand(2000))
+    moved = surrogate.zeta - slope / (2 * gamma) - x
+    assert moved.abs().max() <= noise + 1e-5
+    assert moved.var() == pytest.approx(noise**2 / 3, rel=0.02)  # uniform
+    assert moved.mean() == pytest.approx(0, abs=0.01)
+    assert not torch.equal(objective(x, torch.zeros(2000)).zeta, surrogate.zeta)  # drawn anew for each batch
+    torch.testing.assert_close(
+        objective.maximum(x, torch.zeros(2000)).zeta, x + slope / (2 * gamma)
+    )  # attacks: x itself
+
+
+def test_a_noisy_center_stays_in_the_box() -> None:
+    torch.manual_seed(0)
+    model, x, y = classification()
+    objective = rhobust.RobustObjective(
+        model, CROSS_ENTROPY, radius=0.0, maximizer=Identity(), bounds=(-1, 1), noise=0.5
+    )
+    x = x.clamp(-1, 1)
+    zeta = objective(x, y).zeta
+    assert zeta.abs().max() <= 1
+    assert (zeta - x).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf"), "much"])
+def test_impossible_noise_is_refused(noise: Any) -> None:
+    with pytest.raises(Refused, match="noise"):
+        rhobust.RobustObjective(nn.Linear(1, 1), squared_error, radius=1.0, noise=noise)
+
+
 def test_inputs_outside_the_box_are_refused() -> None:
     objective = rhobust.RobustObjective(nn.Linear(1, 1), squared_error, radius=1.0, bounds=(-1, 1))
     with pytest.raises(DataError, match=r"outside its bounds \(-1, 1\)"):
