@@ -193,6 +193,7 @@ def markdown(results: dict[str, Any]) -> str:
         "loop, checked",
         "NVFlare simulator",
         "deployed, TLS",
+        "over the plain loop",
         "goal",
         "MB up and down",
     ]
@@ -203,7 +204,9 @@ def markdown(results: dict[str, Any]) -> str:
         times = [row[key] for key in ("plain", "fused", "loop", "simulated")] + [found["seconds_per_round"]]
         goal = f"<= {1000 * GOALS[row['workers']]:.0f}: {met}"
         sent = f"{found['bytes_up'] / 1e6:.1f} and {found['bytes_down'] / 1e6:.1f}"
-        lines.append(f"| {row['workers']} | {' | '.join(f'{1000 * one:.0f}' for one in times)} | {goal} | {sent} |")
+        over = f"{found['seconds_per_round'] / row['plain']:.1f} times"
+        numbers = " | ".join(f"{1000 * one:.0f}" for one in times)
+        lines.append(f"| {row['workers']} | {numbers} | {over} | {goal} | {sent} |")
     held = results["soak"]["memory"]
     marks = " | ".join(f"{size / 1e6:.0f}" for _, size in held[:: max(1, len(held) // 6)])
     rounds = " | ".join(f"after {count}" for count, _ in held[:: max(1, len(held) // 6)])
