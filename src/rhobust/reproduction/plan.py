@@ -21,6 +21,7 @@ _WORKERS, _BATCH, _WORKER_BATCH = 10, 128, 64  # section VI
 _VALIDATED_AT = [0.0, 0.1, 0.2, 0.3, 0.4]
 _TRAINING_IMAGES = 60_000
 _NEVER = 10**9  # a job that is cut short starts again: it is minutes, not hours
+_SMALLEST_STEP = 256  # samples; a smaller step takes as long, for what it launches and not for what it computes
 _LOOK_SAMPLES, _LOOK_GRADIENTS = 1000, 50  # what the runner's look at a federation costs
 
 
@@ -52,7 +53,8 @@ class Job:
         gradients = find_method(FEDERATED.get(name, name)).maximizer.gradients
         if "rounds" in self.training:
             local_steps = 5 if name == "fedavg" else 1
-            seen = self.training["rounds"] * _WORKERS * _WORKER_BATCH * local_steps
+            steps = _WORKERS * local_steps if local_steps > 1 else 1  # one gradient each is one batch of all
+            seen = self.training["rounds"] * max(_WORKERS * _WORKER_BATCH * local_steps, steps * _SMALLEST_STEP)
         else:
             seen = self.training["epochs"] * self.training.get("limit", _TRAINING_IMAGES)
         return float(seen * (2 * gradients + 3)) + self._measuring_cost
