@@ -5,6 +5,8 @@ Named attacks live in a ball of radius epsilon (in the data's own units, here pi
     fgsm, ifgsm     one step of epsilon; ten steps of epsilon / 10
     pgd             forty steps of 2.5 epsilon / 40 from a random start
     pgd-margin      the same, up the margin between the classes, which a confident model cannot flatten
+    apgd            a hundred whose size each sample finds for itself, beginning with 2 epsilon (Auto-PGD)
+    apgd-margin     the same, up the margin in units of the spread of the logits
     pgd-paper       ten steps of size 1, the paper's alpha, projected on the ball around x
     square          black box: 200 random squares, no gradient at all
     ...-l2          the same in the l2 ball
@@ -16,15 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rhobust.apgd import AutoPGD
 from rhobust.ascent import Ball, Identity, Step
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
-from rhobust.losses import margin
+from rhobust.losses import margin, scaled_margin
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
 from rhobust.search import random_squares
 
@@ -54,17 +58,25 @@ def _pgd(epsilon: float, norm: float = math.inf) -> Ball:
     return Ball(epsilon, norm, steps=40, step_size=2.5 * epsilon / 40, random_start=True)
 
 
+def _apgd(epsilon: float, norm: float = math.inf) -> Ball:
+    return AutoPGD(epsilon, norm, steps=100, random_start=True)
+
+
 ATTACKS: dict[str, Callable[[float], Attack]] = {
     "fgsm": lambda epsilon: Attack(_fgsm(epsilon)),
     "ifgsm": lambda epsilon: Attack(_ifgsm(epsilon)),
     "pgd": lambda epsilon: Attack(_pgd(epsilon)),
     "pgd-margin": lambda epsilon: Attack(_pgd(epsilon), climbs=margin),
+    "apgd": lambda epsilon: Attack(_apgd(epsilon)),
+    "apgd-margin": lambda epsilon: Attack(_apgd(epsilon), climbs=scaled_margin),
     "pgd-paper": lambda epsilon: Attack(Ball(epsilon, steps=10, step_size=1.0)),
     "square": lambda epsilon: Attack(Ball(epsilon), queries=200),
     "fgsm-l2": lambda epsilon: Attack(_fgsm(epsilon, 2)),
     "ifgsm-l2": lambda epsilon: Attack(_ifgsm(epsilon, 2)),
     "pgd-l2": lambda epsilon: Attack(_pgd(epsilon, 2)),
     "pgd-margin-l2": lambda epsilon: Attack(_pgd(epsilon, 2), climbs=margin),
+    "apgd-l2": lambda epsilon: Attack(_apgd(epsilon, 2)),
+    "apgd-margin-l2": lambda epsilon: Attack(_apgd(epsilon, 2), climbs=scaled_margin),
 }
 """epsilon > 0 -> the attack, by name."""
 
@@ -140,19 +152,27 @@ class _Watched:
 
 
 def _climbed(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor, way: Attack) -> Tensor:
-    """The steps of the ball; a sample stays where the model first errs."""
+    """The steps of the ball; a sample stays where the model first errs, or has the ball's answer."""
     zeta = way.ball.start(objective.problem(x, y)).clone()
     left = torch.arange(len(x), device=x.device)
+    step = Step(zeta, zeta)
     for t in range(way.ball.gradients):
         problem = objective.problem(x[left], y[left])
-        point = problem.at(zeta[left])
-        step = way.ball.move(problem, point, t, Step(point.zeta, point.zeta))
-        going = ~watched.wrong
-        left = left[going]
-        if not len(left):
+        point = problem.at(step.zeta)
+        step = way.ball.move(problem, point, t, step)
+        zeta[left] = torch.where(per_sample(watched.wrong, point.zeta), point.zeta, step.answer)
+        going = (~watched.wrong).nonzero()[:, 0]  # the one thing that a step reads back from the device
+        if not len(going):
             break
-        zeta[left] = step.answer[going]
+        left, step = left[going], _of(step, going)
     return zeta
+
+
+def _of(step: Step, samples: Tensor) -> Step:
+    """The same step for some of its samples: whatever it remembers has a row for each."""
+    remembered = {field.name: getattr(step, field.name) for field in fields(step)}
+    theirs: dict[str, Any] = {name: of[samples] for name, of in remembered.items() if isinstance(of, Tensor)}
+    return replace(step, **theirs)
 
 
 def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple[float, float] | None) -> Tensor:

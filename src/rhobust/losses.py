@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,3 +28,22 @@ def margin(output: Tensor, y: Tensor) -> Tensor:
     right = output.gather(1, y[:, None])  # (B, 1)
     others = output.scatter(1, y[:, None], -float("inf"))
     return others.amax(1) - right[:, 0]
+
+
+def scaled_margin(output: Tensor, y: Tensor) -> Tensor:
+    """The margin over the spread of the three largest logits, (B,): the same whatever the logits are multiplied by.
+
+    It is the ratio of differences of logits of Croce and Hein (2020). Two classes have one difference, whose ratio to
+    itself says nothing: there it is the margin as it is. So it is where the three are equal.
+
+    >>> output, y = torch.tensor([[3.0, 1.0, 2.5, 0.0], [0.0, 4.0, 1.0, -1.0]]), torch.tensor([0, 2])
+    >>> scaled_margin(output, y)
+    tensor([-0.2500,  0.7500])
+    >>> scaled_margin(100 * output, y)
+    tensor([-0.2500,  0.7500])
+    """
+    if output.shape[1] < 3:
+        return margin(output, y)
+    top = output.topk(3, dim=1).values
+    spread = top[:, 0] - top[:, 2]
+    return margin(output, y) / torch.where(spread > 0, spread, 1.0)

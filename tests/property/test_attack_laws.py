@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from rhobust.apgd import AutoPGD
+from rhobust.ascent import Problem, maximize
 from rhobust.attacks import ATTACKS, attack, errs
+from rhobust.costs import SquaredL2
 from rhobust.data import Samples
 from rhobust.evaluate import evaluate
 from rhobust.search import random_squares
@@ -94,3 +97,45 @@ def test_random_search_stays_in_ball_and_box_and_never_does_less_harm_than_its_s
         assert torch.allclose(model(zeta)[:, 0] - 100, torch.stack(seen).amax(0), atol=1e-4)
     assert (zeta - x).abs().max() <= epsilon + 1e-6
     assert ((zeta >= bounds[0]) & (zeta <= bounds[1])).all()
+
+
+@law
+@given(problems(), st.floats(1e-3, 1), st.integers(1, 30), st.sampled_from([2, math.inf]))
+def test_auto_pgd_answers_with_the_best_point_it_saw_and_none_it_saw_left_ball_or_box(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], epsilon: float, steps: int, norm: float
+) -> None:
+    model, x, y, bounds = problem
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(zeta: Tensor) -> Tensor:
+        found = LOSS(model(zeta), y)
+        seen.append((zeta.detach(), found.detach()))
+        return found
+
+    way = AutoPGD(epsilon, norm, steps=steps, random_start=True)
+    found = maximize(Problem(x, loss, torch.tensor(0.0), SquaredL2(), bounds), way)
+    points, losses = (torch.stack(part) for part in zip(*seen, strict=True))  # (steps + 1, B, ...), (steps + 1, B)
+    assert found.gradients == len(seen) == steps + 1
+    assert torch.equal(found.zeta, points[losses.argmax(0), torch.arange(len(x))])
+    away = (points - x).flatten(2)
+    size = away.norm(dim=2) if norm == 2 else away.abs().amax(2)
+    assert (size <= epsilon + 1e-5).all()
+    assert ((points >= bounds[0]) & (points <= bounds[1])).all()
+
+
+@law
+@given(problems(), st.floats(1e-2, 1), st.integers(-8, 8), st.integers(0, 100))
+def test_up_the_scaled_margin_the_scale_of_the_logits_changes_nothing(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], epsilon: float, power: int, seed: int
+) -> None:
+    """To the bit, for powers of two."""
+    model, x, y, bounds = problem
+    found = []
+    for scale in (1.0, 2.0**power):
+        with torch.no_grad():
+            for weight in model[-1].parameters():  # type: ignore[index, union-attr]
+                weight.mul_(scale)
+        torch.manual_seed(seed)
+        found.append(attack(model, x, y, ATTACKS["apgd-margin"](epsilon), loss=LOSS, bounds=bounds))
+    assert torch.equal(found[0].zeta, found[1].zeta)
+    assert torch.equal(found[0].fooled, found[1].fooled)
