@@ -80,6 +80,7 @@ class Config:
     log_every: int = 1
     checkpoint_every: int | None = None
     momentum: float = 0.0
+    average: float | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
 
@@ -171,6 +172,12 @@ class Config:
             found.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
+        if self.average is not None and not 0 <= self.average < 1:
+            found.append(
+                f"average, the decay of the averaged weights, must be at least 0 and below 1, not {self.average}"
+            )
+        if self.federation and self.average is not None:
+            found.append("a federation keeps no average of its weights: drop average")
         if self.federation and self.precision != "float32":
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:
@@ -296,7 +303,7 @@ _KINDS: dict[str, type] = {
         str,
     ),
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
-    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum"), float),
+    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average"), float),
 }
 
 

@@ -91,6 +91,7 @@ def engine_of(config: Config, data: DataSet, device: torch.device, rate: float |
         gamma_rule=config.make_gamma_rule(),
         bounds=data.bounds,
         precision=PRECISIONS[config.precision],
+        average=config.average,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rhobust.averaging import WeightAverage
 from rhobust.batches import Batches, batches_of
 from rhobust.costs import Cost
 from rhobust.engines.captured import CapturedEngine
@@ -79,6 +80,7 @@ class Trainer:
                     if signals:
                         raise KeyboardInterrupt
             self._catch_up(observer)
+            self.engine.settle()
 
     def _catch_up(self, observer: Observer) -> None:
         """Hear of every step that was taken; one that diverged is never checkpointed."""
@@ -104,6 +106,7 @@ class Trainer:
         return {
             "objective": dict(self.engine.objective.state_dict()),
             "optimizer": self.engine.optimizer.state_dict(),
+            "average": None if self.engine.average is None else self.engine.average.state_dict(),
             "generator": torch.get_rng_state(),
             "cuda_generator": cuda,
         }
@@ -112,6 +115,8 @@ class Trainer:
         """Put back what `state` took."""
         self.engine.objective.load_state_dict(state["objective"])
         self.engine.optimizer.load_state_dict(state["optimizer"])
+        if self.engine.average is not None:
+            self.engine.average.load_state_dict(state["average"])
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"])
@@ -154,6 +159,7 @@ def compose(
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
     precision: torch.dtype = torch.float32,
+    average: float | None = None,
 ) -> LocalEngine:
     """A method on a model: its objective and its step, ready to run where the model lives."""
     objective = RobustObjective(
@@ -169,7 +175,8 @@ def compose(
     )
     rule = gamma_rule or chosen.gamma_rule
     proximal = ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
-    return (CapturedEngine if objective.gamma.is_cuda else LocalEngine)(objective, proximal, precision)
+    engine = CapturedEngine if objective.gamma.is_cuda else LocalEngine
+    return engine(objective, proximal, precision, None if average is None else WeightAverage(model, average))
 
 
 def fit(
@@ -188,6 +195,7 @@ def fit(
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
     precision: torch.dtype = torch.float32,
+    average: float | None = None,
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -197,8 +205,9 @@ def fit(
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
     neither of the last two is ever held in memory whole. Batches have 128 samples; a loader brings its own. The
     optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision` torch.bfloat16 the model's passes
-    run under autocast. On a GPU the step is captured once and replayed, where it can be. The random draws of the
-    training come from `seed`; the global generators are left as they were.
+    run under autocast; with `average`, a decay such as 0.999, the model ends with its weights averaged over the steps.
+    On a GPU the step is captured once and replayed, where it can be. The random draws of the training come from `seed`;
+    the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -225,6 +234,7 @@ def fit(
         gamma_rule=gamma_rule,
         bounds=bounds,
         precision=precision,
+        average=average,
     )
     trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs)
     with seeded(seed, device):

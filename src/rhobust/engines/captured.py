@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from rhobust.averaging import WeightAverage
 from rhobust.engines.fusion import Fusion
 from rhobust.engines.local import LocalEngine, Numbers, Record, diverged, sound
 from rhobust.errors import Diverged
@@ -38,9 +39,13 @@ class CapturedEngine(LocalEngine):
     """
 
     def __init__(
-        self, objective: RobustObjective, optimizer: ProximalOptimizer, precision: torch.dtype = torch.float32
+        self,
+        objective: RobustObjective,
+        optimizer: ProximalOptimizer,
+        precision: torch.dtype = torch.float32,
+        average: WeightAverage | None = None,
     ) -> None:
-        super().__init__(objective, optimizer, precision)
+        super().__init__(objective, optimizer, precision, average)
         self._captures = True
         self._fusion = None if precision == torch.float32 else Fusion(objective)
         self._stream = torch.cuda.Stream(objective.gamma.device)  # type: ignore[no-untyped-call]
@@ -151,7 +156,7 @@ class _Graph:
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
         with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.numbers = engine.gradient(self.x, self.y, 0, 0)
-            engine.optimizer.step()
+            engine.update()
 
     def replay(self, x: Tensor, y: Tensor, step: int, epoch: int) -> Numbers:
         """Take the step."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rhobust.averaging import WeightAverage
 from rhobust.errors import Diverged
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
@@ -56,13 +57,18 @@ class Numbers:
 class LocalEngine:
     """Runs the one step eagerly, on whatever device the objective lives.
 
-    With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs.
+    With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs. With
+    `average` the model ends with the weights averaged over the steps.
     """
 
     def __init__(
-        self, objective: RobustObjective, optimizer: ProximalOptimizer, precision: torch.dtype = torch.float32
+        self,
+        objective: RobustObjective,
+        optimizer: ProximalOptimizer,
+        precision: torch.dtype = torch.float32,
+        average: WeightAverage | None = None,
     ) -> None:
-        self.objective, self.optimizer, self.precision = objective, optimizer, precision
+        self.objective, self.optimizer, self.precision, self.average = objective, optimizer, precision, average
         self.warn: Callable[[str], None] = lambda message: None
         """Where to say what the user should know."""
 
@@ -72,7 +78,7 @@ class LocalEngine:
         record = numbers.read(numbers.values.tolist())
         if not sound(record):
             raise diverged(record, "nothing was updated")
-        self.optimizer.step()
+        self.update()
         return [record]
 
     def gradient(self, x: Tensor, y: Tensor, step: int, epoch: int) -> Numbers:
@@ -92,6 +98,17 @@ class LocalEngine:
             gap,
         )
         return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
+
+    def update(self) -> None:
+        """The step, from the gradient as it stands."""
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+
+    def settle(self) -> None:
+        """After the last step: the model as it is to be used."""
+        if self.average is not None:
+            self.average.put()
 
     def admit(self, x: Tensor, y: Tensor) -> None:
         """All the data that the batches will come from, where they are one set in memory."""

@@ -1,0 +1,100 @@
+"""The average of the weights is what its formula says, survives a checkpoint, and changes no step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rhobust
+from rhobust.averaging import WeightAverage
+from rhobust.batches import SampleBatches
+from rhobust.config import Config
+from rhobust.data import Samples
+from rhobust.engines.local import LocalEngine
+from rhobust.errors import ConfigError, Refused
+from rhobust.losses import cross_entropy
+from rhobust.methods import find_method
+from rhobust.trainer import Trainer, compose
+
+DATA = Samples(
+    torch.randn(48, 4, generator=torch.Generator().manual_seed(0)),
+    torch.randint(3, (48,), generator=torch.Generator().manual_seed(1)),
+)
+
+
+def engine(average: float | None) -> LocalEngine:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return compose(model, cross_entropy, find_method("spgda"), radius=0.5, optimizer=optimizer, average=average)
+
+
+def trainer(average: float | None, epochs: int) -> Trainer:
+    return Trainer(engine(average), SampleBatches(DATA, 16, 0, torch.device("cpu")), epochs)
+
+
+def path(steps: int) -> list[Tensor]:
+    """The weights after each step of a training without an average."""
+    plain, found = engine(None), []
+    batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * steps
+    for number in range(steps):
+        plain.step(*batches[number], number, 0)
+        found.append(plain.objective.model.weight.detach().clone())
+    return found
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.8, 0.99])
+def test_the_average_is_the_formula_along_the_path_of_a_plain_training(decay: float) -> None:
+    averaged, expected = engine(decay), torch.zeros(3, 4)
+    batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * 12
+    for step, theta in enumerate(path(12), start=1):
+        averaged.step(*batches[step - 1], step - 1, 0)
+        assert torch.equal(averaged.objective.model.weight, theta)  # the steps themselves are the same
+        share = max(1 / step, 1 - decay)
+        expected = (1 - share) * expected + share * theta
+    averaged.settle()
+    torch.testing.assert_close(averaged.objective.model.weight.detach(), expected)
+    assert (torch.equal(expected, path(12)[-1])) == (decay == 0)
+
+
+def test_a_checkpoint_keeps_the_average_to_the_bit() -> None:
+    straight, first, second = trainer(0.9, 6), trainer(0.9, 2), trainer(0.9, 6)
+    straight.train()
+    states: list[dict[str, Any]] = []
+    settle = first.engine.settle
+    first.engine.settle = lambda: states.append(copy.deepcopy(first.state()))  # type: ignore[method-assign]
+    first.train()
+    settle()
+    second.load_state(states[0])
+    second.train(start=6)
+    for one, other in zip(straight.objective.parameters(), second.objective.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fit_hands_the_average_back() -> None:
+    models = []
+    for average in (None, 0.9):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        rhobust.fit(model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=average)
+        models.append(model.weight.detach())
+    assert not torch.equal(*models)
+    torch.testing.assert_close(*models, atol=0.05, rtol=0)  # near: the same path, smoothed
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_an_impossible_decay_is_refused(decay: float) -> None:
+    with pytest.raises(Refused, match="decay"):
+        WeightAverage(nn.Linear(1, 1), decay)
+    with pytest.raises(ConfigError, match="average"):
+        Config.resolve({"method": "erm", "average": decay})
+
+
+def test_a_federation_has_no_average() -> None:
+    with pytest.raises(ConfigError, match="a federation keeps no average"):
+        Config.resolve({"method": "drfl", "radius": 1.0, "average": 0.9})
