@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative, Proj
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
 from rhobust.specs import from_spec
+from rhobust.toml import read_toml, to_toml
 from rhobust.validator import check_settings
 
 COSTS: dict[str, tuple[int, Callable[..., Cost]]] = {
@@ -229,7 +228,7 @@ class Config:
 
     def to_toml(self) -> str:
         """The settings as TOML, flat; what is unset is left out."""
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in self.settings().items() if value is not None)
+        return "".join(f"{key} = {to_toml(value)}\n" for key, value in self.settings().items() if value is not None)
 
     @classmethod
     def from_toml(cls, path: Path, *layers: Mapping[str, Any]) -> Config:
@@ -237,71 +236,9 @@ class Config:
         return cls.resolve(read_toml(path), *layers, here=False)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A flat TOML file of settings."""
-    try:
-        return _parsed(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"{path} does not exist"]) from None
-    except (OSError, ValueError) as problem:
-        raise ConfigError([f"{path} cannot be read: {problem}"]) from None
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """TOML; a ValueError says what is not. Its whole numbers have 64 bits, which Python does not insist on."""
-    try:
-        settings = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("brackets are nested too deep") from None
-    if large := [key for key, value in settings.items() if isinstance(value, int) and not -(2**63) <= value < 2**63]:
-        raise ValueError(f"{', '.join(large)}: a whole number must fit 64 bits")
-    return settings
-
-
-def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    """key=value words as settings; values as TOML writes them, anything else is text.
-
-    >>> parse_overrides(["radius=2", "cost=lp:1.5", "random_start=true"])
-    {'radius': 2, 'cost': 'lp:1.5', 'random_start': True}
-    """
-    wrong = [f"'{word}' is not key=value" for word in overrides if "=" not in word]
-    if wrong:
-        raise ConfigError(wrong)
-    parsed: dict[str, Any] = {}
-    for word in overrides:
-        key, text = word.split("=", 1)
-        try:
-            ((_, value),) = _parsed(f"value = {text}").items()  # more than one: there was a line break in the text
-        except ValueError:
-            value = text
-        parsed[key] = value
-    return parsed
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):  # as JSON writes it, but for surrogates, which TOML has not, and DEL, which it escapes
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)  # of inf and of floats: TOML's own
-
-
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(
-        (
-            "data",
-            "data_dir",
-            "model",
-            "method",
-            "optimizer",
-            "cost",
-            "regularizer",
-            "gamma_rule",
-            "device",
-            "precision",
-        ),
-        str,
-    ),
+    **dict.fromkeys(("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule"), str),
+    **dict.fromkeys(("device", "precision"), str),
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average"), float),
 }

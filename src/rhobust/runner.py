@@ -10,7 +10,7 @@ from torch import nn
 
 from rhobust.aggregators import find_aggregator
 from rhobust.batches import batches_of
-from rhobust.config import PRECISIONS, Config, read_toml
+from rhobust.config import PRECISIONS, Config
 from rhobust.data import DataSet, Samples, load_data
 from rhobust.engines.federated import LocalWork, Server
 from rhobust.engines.local import LocalEngine
@@ -24,6 +24,7 @@ from rhobust.partitions import partition
 from rhobust.rounds import Rounds, Workers
 from rhobust.runs import Run
 from rhobust.simulation import Simulation
+from rhobust.toml import read_toml
 from rhobust.trainer import Observer, Trainer, compose, seeded
 
 # What a look at the test error in the middle of a federated training costs: these attacks, on so many samples.

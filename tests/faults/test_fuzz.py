@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import rhobust
 from rhobust.archives import MNIST, decompressed, parse_idx
 from rhobust.cli import app
-from rhobust.config import Config, parse_overrides, read_toml
+from rhobust.config import Config
 from rhobust.data import DataSet, from_folder, from_npz, load_data
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.files import _digest, read_state, write_state
@@ -36,6 +36,7 @@ from rhobust.measurements import kept
 from rhobust.methods import methods
 from rhobust.runner import train_run
 from rhobust.runs import Run
+from rhobust.toml import parse_overrides, read_toml
 
 T = TypeVar("T")
 Noise = list[tuple[str, float, bytes]] | bytes

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rhobust.config import Config, parse_overrides
+from rhobust.config import Config
 from rhobust.costs import SquaredLp
 from rhobust.errors import ConfigError
 from rhobust.methods import methods
 from rhobust.optim import AdamGamma
 from rhobust.regularizers import ElasticNet
+from rhobust.toml import parse_overrides
 
 
 def test_later_layers_win_and_dashes_are_underscores() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rhobust.config import Config, parse_overrides
+from rhobust.config import Config
 from rhobust.measurements import Kind, Measurement
 from rhobust.report import Report
 from rhobust.report.commands import commands, training
@@ -19,6 +19,7 @@ from rhobust.report.page import to_markdown
 from rhobust.report.rows import Entry, Spread, rows_of
 from rhobust.report.tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
 from rhobust.runs import Run
+from rhobust.toml import parse_overrides
 
 ASKED = {"attacks": ["pgd"], "epsilons": [0.0, 0.2], "budgets": [], "restarts": 1, "seed": 0}
 

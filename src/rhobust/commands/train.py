@@ -9,10 +9,11 @@ import typer
 
 from rhobust.commands import options
 from rhobust.commands.shared import ERR, OUT, Quiet
-from rhobust.config import Config, parse_overrides, read_toml
+from rhobust.config import Config
 from rhobust.errors import ConfigError
 from rhobust.progress import TrainingProgress, say
 from rhobust.runner import train_run
+from rhobust.toml import parse_overrides, read_toml
 
 
 def train(

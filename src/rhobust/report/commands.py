@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rhobust.config import Config, parse_overrides
+from rhobust.config import Config
 from rhobust.federation import Federation
 from rhobust.measurements import Kind
 from rhobust.report import Report
 from rhobust.report.rows import Entry
+from rhobust.toml import parse_overrides
 
 _COMMANDS: dict[Kind, str] = {
     "evaluation": "evaluate",

@@ -11,7 +11,7 @@ import torch
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
-from rhobust.config import Config, read_toml
+from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.engines.federated import QuorumLost
 from rhobust.engines.nvflare.sites import Sites
@@ -21,6 +21,7 @@ from rhobust.errors import RhobustError
 from rhobust.files import write_json
 from rhobust.runner import carry_on, rounds_of, server_of
 from rhobust.runs import Run
+from rhobust.toml import read_toml
 from rhobust.trainer import Observer, seeded
 
 FINISHED, STOPPED = "finished", "stopped"

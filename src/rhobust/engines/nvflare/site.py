@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from nvflare.collab import collab
 
-from rhobust.config import Config, read_toml
+from rhobust.config import Config
 from rhobust.data import DATA, DataSet, Samples, load_data
 from rhobust.engines.federated import LocalWork, worker_gradient
 from rhobust.engines.nvflare.thrift import Sweep, hush_messages
@@ -22,6 +22,7 @@ from rhobust.engines.nvflare.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
 from rhobust.objective import RobustObjective
 from rhobust.runner import engine_of, work_of
+from rhobust.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")
 _KEYS = {"data": str, "data_dir": str, "share": str}

@@ -1,0 +1,60 @@
+"""Settings as text: flat TOML files, and key=value words."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rhobust.errors import ConfigError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A flat TOML file of settings."""
+    try:
+        return _parsed(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError([f"{path} does not exist"]) from None
+    except (OSError, ValueError) as problem:
+        raise ConfigError([f"{path} cannot be read: {problem}"]) from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """TOML; a ValueError says what is not. Its whole numbers have 64 bits, which Python does not insist on."""
+    try:
+        settings = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are nested too deep") from None
+    if large := [key for key, value in settings.items() if isinstance(value, int) and not -(2**63) <= value < 2**63]:
+        raise ValueError(f"{', '.join(large)}: a whole number must fit 64 bits")
+    return settings
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """key=value words as settings; values as TOML writes them, anything else is text.
+
+    >>> parse_overrides(["radius=2", "cost=lp:1.5", "random_start=true"])
+    {'radius': 2, 'cost': 'lp:1.5', 'random_start': True}
+    """
+    wrong = [f"'{word}' is not key=value" for word in overrides if "=" not in word]
+    if wrong:
+        raise ConfigError(wrong)
+    parsed: dict[str, Any] = {}
+    for word in overrides:
+        key, text = word.split("=", 1)
+        try:
+            ((_, value),) = _parsed(f"value = {text}").items()  # more than one: there was a line break in the text
+        except ValueError:
+            value = text
+        parsed[key] = value
+    return parsed
+
+
+def to_toml(value: object) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # as JSON writes it, but for surrogates, which TOML has not, and DEL, which it escapes
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)  # of inf and of floats: TOML's own
