@@ -123,19 +123,19 @@ def attack(
     objective.maximum(x, y)  # refuses what cannot be attacked, before any work
     fooled = errs(model, x, y)
     zeta, discarded = x.clone(), 0
-    for _ in range(restarts):
-        right = (~fooled).nonzero()[:, 0]
-        if not len(right):
-            break
-        with undisturbed(model):
+    with undisturbed(model):  # around them all: each restart goes on drawing where the last one stopped
+        for _ in range(restarts):
+            right = (~fooled).nonzero()[:, 0]
+            if not len(right):
+                break
             if way.queries:
                 found = _searched(model, x[right], y[right], way, bounds)
             else:
                 found = _climbed(objective, watched, x[right], y[right], way)
-        found, outside = verified(x[right], found, way.ball, bounds)
-        discarded += outside
-        zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
-        fooled[right] = errs(model, found, y[right])
+            found, outside = verified(x[right], found, way.ball, bounds)
+            discarded += outside
+            zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
+            fooled[right] = errs(model, found, y[right])
     return Attacked(zeta, fooled, discarded)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rhobust.apgd import AutoPGD
-from rhobust.ascent import Problem, maximize
-from rhobust.attacks import ATTACKS, attack, errs
+from rhobust.ascent import Ball, Problem, maximize
+from rhobust.attacks import ATTACKS, Attack, attack, errs
 from rhobust.costs import SquaredL2
 from rhobust.data import Samples
 from rhobust.evaluate import evaluate
@@ -139,3 +139,22 @@ def test_up_the_scaled_margin_the_scale_of_the_logits_changes_nothing(
         found.append(attack(model, x, y, ATTACKS["apgd-margin"](epsilon), loss=LOSS, bounds=bounds))
     assert torch.equal(found[0].zeta, found[1].zeta)
     assert torch.equal(found[0].fooled, found[1].fooled)
+
+
+@law
+@given(problems(), st.sampled_from([Ball, AutoPGD]), st.integers(2, 4))
+def test_every_restart_begins_somewhere_else(
+    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], kind: type[Ball], restarts: int
+) -> None:
+    model, x, y, _ = problem
+    starts = []
+
+    class Seen(kind):  # type: ignore[valid-type, misc]
+        def start(self, problem: Problem) -> Tensor:
+            starts.append(super().start(problem))
+            return starts[-1]
+
+    before = torch.get_rng_state()
+    attack(model, x, y, Attack(Seen(1e-4, random_start=True)), loss=LOSS, restarts=restarts)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({tuple(start.flatten().tolist()) for start in starts}) == len(starts)
