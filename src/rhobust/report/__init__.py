@@ -116,7 +116,7 @@ class Report:
     def _weak(self, where: str, entry: Entry) -> list[Flag]:
         """Errors that only weak attacks stand behind."""
         asked = entry.measured["evaluation"].settings.get("attacks", []) if "evaluation" in entry.measured else []
-        if not asked or {"pgd", "pgd-margin"} & {attack.removesuffix("-l2") for attack in asked}:
+        if not asked or any("pgd" in attack and attack != "pgd-paper" for attack in asked):
             return []
         again = f"rhobust evaluate {entry.run.path} for stronger ones"
         return [Flag(where, "strong attacks", f"only {', '.join(asked)} stand behind its errors; run {again}")]
