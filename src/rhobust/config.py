@@ -188,9 +188,10 @@ class Config:
                 found.append(f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate")
         if self.seed < 0:
             found.append(f"seed must be >= 0, not {self.seed}")
-        if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
+        wild = self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius))
+        if wild:
             found.append(f"radius must be finite and > 0, not {self.radius}")
-        theory = [self._check_theory] if chosen else []
+        theory = [self._check_theory] if chosen and not wild else []
         for build in (self.make_cost, self.make_regularizer, self.make_gamma_rule, *theory):
             try:
                 build()

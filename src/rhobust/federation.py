@@ -102,6 +102,10 @@ class Federation:
                 find(spec)
             except ConfigError as error:
                 found += error.problems
+        with suppress(ConfigError):  # a lie that nobody knows is a problem of its own
+            find_lie(self.lie)
+            if not self.liars and self.lie != Federation.lie:
+                found.append(f"lie is '{self.lie}', but nobody lies: set liars, how many of the workers do")
         return found + self._too_few() if self.workers > 0 and 0 < self.participation <= 1 else found
 
     def _too_few(self) -> list[str]:

@@ -46,6 +46,7 @@ _MARKERS = {
     "drfl-margin": "<",
     "fedavg": "h",
 }
+_MOST_COLUMNS = 9  # of a legend; more are put in two rows
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
@@ -88,7 +89,8 @@ def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> F
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("error")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 9), frameon=False)
+    columns = len(labels) if len(labels) <= _MOST_COLUMNS else -(-len(labels) // 2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 

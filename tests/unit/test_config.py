@@ -124,3 +124,9 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     path.write_text("radius = = 2")
     with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
         Config.from_toml(path)
+
+
+def test_a_wild_radius_is_told_of_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve({"method": "spgd", "radius": -2.0})
+    assert caught.value.problems == ["radius must be finite and > 0, not -2.0"]

@@ -210,3 +210,8 @@ def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: 
     work = work_of(config)
     assert (work.batch_size, work.seed) == (9, 5)
     assert (work.steps, work.rate) == ((4, 0.25) if given["method"] == "fedavg" else (1, 0.1))
+
+
+def test_a_lie_that_nobody_tells_is_an_error() -> None:
+    assert problems({"lie": "alie"}) == ["lie is 'alie', but nobody lies: set liars, how many of the workers do"]
+    assert Config.resolve({"method": "drfl", "radius": 1, "lie": "alie", "liars": 1}).name == "drfl"
