@@ -191,7 +191,7 @@ def test_the_committed_curve_is_what_the_page_says_of_it() -> None:
     assert radii[small.argmin()] < radii[large.argmin()] < radii[-1]
     for epsilon, attacked in zip(results["settings"]["epsilons"], means.T[1:], strict=True):
         nearest = min(range(1, len(radii)), key=lambda i: abs(np.log(radii[i] / (64 * epsilon**2))))
-        assert attacked[nearest] < attacked.min() + 5
+        assert attacked[nearest] <= attacked.min() + 5 + 1e-9
     assert clean[radii.index(4.0)] > clean[0]
     assert clean[-1] > 5 * clean[radii.index(4.0)]
     spent = {r: np.mean([row["rho_eff"] for row in results["rows"] if row["radius"] == r]) for r in radii}
