@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball
+from rhobust.averaging import WeightAverage
 from rhobust.batches import SampleBatches
 from rhobust.data import Samples
 from rhobust.engines.captured import CapturedEngine
@@ -133,6 +134,15 @@ def test_bfloat16_stays_near_float32(method: str) -> None:
     assert difference < 0.5  # of the way gone: Adam turns rounding of small gradients into steps of full size
     assert lowered[0].loss == pytest.approx(exact[0].loss, rel=1e-2)
     assert lowered[-1].gamma == pytest.approx(exact[-1].gamma, rel=0.1)
+
+
+def test_captured_average_is_eager() -> None:
+    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
+    for one in (captured, eager):
+        one.average = WeightAverage(one.objective.model, 0.9)
+        run(one, batches())
+        one.settle()
+    assert close(captured, eager, 1e-5)
 
 
 def test_random_starts_differ_from_replay_to_replay() -> None:
