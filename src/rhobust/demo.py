@@ -41,7 +41,7 @@ class Demo:
     def show(self, console: Console, quiet: bool = False) -> tuple[Table, Path]:
         """Train what is not trained yet, measure what is not measured, draw the report; its table and its path."""
         if (self.out / "config.toml").exists():
-            raise RunError(f"{self.out} is a run itself; choose another --out for the demo's nine")
+            raise RunError(f"{self.out} is a run itself; choose another --out for the demo's runs")
         for number, name in enumerate(methods(), start=1):
             with TrainingProgress(console, f"{number}/{len(methods())} {name}", quiet) as progress:
                 self._train(name, progress)

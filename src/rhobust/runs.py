@@ -30,8 +30,9 @@ import rhobust
 from rhobust.config import Config
 from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
-from rhobust.errors import RunError
+from rhobust.errors import ConfigError, RunError
 from rhobust.files import read_state, write_atomically, write_json, write_state
+from rhobust.toml import read_toml
 
 try:
     import fcntl
@@ -46,6 +47,7 @@ _KEPT_CHECKPOINTS = 3
 _CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
 
 _LOCK = ".lock"
+_MOST_ROUNDS = 50  # of a federation, that E c is averaged over
 
 
 class Run:
@@ -60,7 +62,7 @@ class Run:
         run = cls(path)
         if run.config_path.exists():
             raise RunError(
-                f"{path} already holds a run; nothing was changed. Choose another --out, or go on with --resume {path}"
+                f"{path} already holds a run; nothing was changed. Choose another --out, or go on with: {run.going_on}"
             )
         if path.exists() and (not path.is_dir() or any(entry.name != _LOCK for entry in path.iterdir())):
             raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
@@ -97,6 +99,15 @@ class Run:
     @property
     def config_path(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def going_on(self) -> str:
+        """The command that continues the run."""
+        try:
+            deployed = read_toml(self.config_path).get("partition") == "sites"
+        except ConfigError:
+            deployed = False
+        return f"rhobust {'federation submit FED' if deployed else 'train'} --resume {self.path}"
 
     @property
     def metrics_path(self) -> Path:
@@ -214,11 +225,11 @@ class Run:
     def trained(self) -> dict[str, Any]:
         """What `finish` wrote."""
         if not self.finished:
-            raise RunError(f"{self.path} is not finished; continue it with: rhobust train --resume {self.path}")
+            raise RunError(f"{self.path} is not finished; continue it with: {self.going_on}")
         try:
             return read_state(self.model_path)
         except RunError as problem:
-            raise RunError(f"{problem}; delete it and make it again: rhobust train --resume {self.path}") from None
+            raise RunError(f"{problem}; delete it and make it again: {self.going_on}") from None
 
     def _checkpoint_path(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:09d}.safetensors"
@@ -240,9 +251,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
-    """E c over the last epoch of some metrics; near the radius when gamma has settled."""
-    costs = [record["rho_eff"] for record in records if record["epoch"] == records[-1]["epoch"]]
-    return math.fsum(costs) / len(costs)
+    """E c over the last epoch of some metrics; near the radius when gamma has settled.
+
+    Rounds of a federation have no epochs: there it is the last quarter, and no more than fifty.
+    """
+    last = [record for record in records if record["epoch"] == records[-1]["epoch"]]
+    if "workers" in records[-1]:
+        last = list(records[-min(_MOST_ROUNDS, -(-len(records) // 4)) :])
+    return math.fsum(record["rho_eff"] for record in last) / len(last)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import rhobust
 from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.runner import train_run
-from rhobust.runs import Run
+from rhobust.runs import Run, rho_eff
 from rhobust.trainer import Observer
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
@@ -136,3 +137,26 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path: Path, whole: Pa
     assert not list((path / "checkpoints").iterdir())
     train_run(path, None)
     assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_continued_by_the_command_that_can(tmp_path: Path) -> None:
+    for settings, command in (
+        ('method = "spgda"', "rhobust train --resume"),
+        ('partition = "sites"', "rhobust federation submit FED --resume"),
+    ):
+        run = Run(tmp_path / command.split()[1])
+        run.path.mkdir()
+        run.config_path.write_text(settings)
+        with pytest.raises(RunError, match=f"not finished; continue it with: {command} {run.path}"):
+            run.trained()
+        with pytest.raises(RunError, match=f"or go on with: {command} {run.path}"):
+            Run.vacant(run.path)
+
+
+def test_the_cost_of_a_federation_is_that_of_its_last_rounds() -> None:
+    def rounds(count: int) -> list[dict[str, Any]]:
+        return [{"epoch": number // 50, "rho_eff": float(number), "workers": 3} for number in range(count)]
+
+    assert rho_eff(rounds(40)) == pytest.approx(34.5)  # 30 to 39
+    assert rho_eff(rounds(51)) == pytest.approx(44.0)  # 38 to 50: not the one round of a new block
+    assert rho_eff(rounds(1000)) == pytest.approx(974.5)  # 950 to 999

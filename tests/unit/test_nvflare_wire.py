@@ -275,6 +275,9 @@ def test_keys_are_for_their_owner_alone_and_stay_in_their_kits(kits: Kits) -> No
         names = {file.name for file in (kits.path / name / "startup").iterdir()}
         assert "client.key" in names
         assert "rootCA.key" not in names
+    kept = [path for path in (kits.path / "authority").rglob("*") if path.is_file()]
+    assert kept
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)  # also in a copy of the folder
 
 
 def test_a_directory_that_holds_something_is_left_alone(kits: Kits) -> None:

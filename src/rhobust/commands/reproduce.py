@@ -19,7 +19,9 @@ _OUT, _QUICK_OUT = Path("results/paper"), Path("runs/paper-quick")
 
 def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_WHAT)}.")],
-    out: Annotated[Path | None, typer.Option(help="Where the numbers go.", show_default=str(_OUT))] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the numbers go.", show_default=f"{_OUT}; with --quick {_QUICK_OUT}")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="So many seeds, from 0 on.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="The same on a small slice, in a minute or two.")] = False,
     workers: Annotated[int | None, typer.Option(help="Trainings at a time.", show_default="8 on a GPU, else 1")] = None,

@@ -60,7 +60,9 @@ def train(
 def destination(out: Path | None) -> Path:
     """Where a new run goes; nobody but the user can say."""
     if out is None:
-        raise ConfigError(["say where the run should go: --out DIRECTORY (or --resume DIRECTORY to continue one)"])
+        raise ConfigError(
+            ["say where the run should go: --out DIRECTORY (to continue one: rhobust train --resume DIRECTORY)"]
+        )
     return out
 
 

@@ -28,7 +28,7 @@ from rhobust.errors import Diverged, RhobustError
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 
-# E c is reported over an epoch; a federation has none, so this many rounds make one.
+# Curves are drawn over epochs; a federation has none, so this many rounds make one.
 _ROUNDS_PER_EPOCH = 50
 _NUMBER = 8  # bytes of a number that travels beside theta
 

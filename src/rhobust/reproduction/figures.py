@@ -27,7 +27,8 @@ def draw_figure(content: Content) -> Figure:
         row[0].set_ylabel(title)
         row[-1].legend(*row[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     where = {"iid": ", ten workers", "one-class": ", ten workers, one class each", None: ""}[experiment.partition]
-    drawn.suptitle(f"{'Fashion-MNIST' if experiment.data == 'fashion-mnist' else 'MNIST'}{where}")
+    quick = " (a quick look at a slice: no result)" if content["settings"]["quick"] else ""
+    drawn.suptitle(f"{'Fashion-MNIST' if experiment.data == 'fashion-mnist' else 'MNIST'}{where}{quick}")
     return drawn
 
 

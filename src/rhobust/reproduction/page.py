@@ -33,7 +33,9 @@ def draw(out: Path, page: Path | None = None) -> list[Path]:
         for suffix in (".svg", ".png"):
             made.append(place / f"{name}{suffix}")
             figures.save(drawn, made[-1])
-    text = "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
+    quick = any(content["settings"]["quick"] for content in contents.values())
+    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if quick else ""
+    text += "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
     if page is not None:
         text = filled(page, blocks)
     made.append(page or out / "tables.md")

@@ -111,6 +111,8 @@ def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
         shutil.move(kits / folder, path / name)
     shutil.rmtree(kits)
     work.chmod(0o700)
+    for key in work.rglob("*"):  # also once it is copied to where it is kept
+        key.chmod(0o700 if key.is_dir() else 0o600)
     for number, site in enumerate(sites, start=1):
         _tighten(path / site)
         _restrict(path / site)
