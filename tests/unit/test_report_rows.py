@@ -232,3 +232,13 @@ def test_the_measuring_commands_say_what_was_asked() -> None:
     asked = "--attacks pgd --epsilons 0,0.2 --restarts 1 --seed 0 --samples 50"
     assert evaluate == f"rhobust evaluate runs/a {asked}"
     assert drift == "rhobust evaluate runs/a --attacks '' --shifts all --seed 0 --samples 50"
+
+
+def test_settings_without_a_say_do_not_set_rows_of_a_federation_apart() -> None:
+    drfl = {"method": "drfl", "radius": 2.0}
+    alike = [entry(**drfl), entry(**drfl, seed=1, evaluate_every=20), entry(**drfl, seed=2, local_rate=0.2)]
+    assert [row.name for row in report(*alike).rows] == ["drfl"]
+    assert not {"epochs", "lie", "evaluate_every", "local_rate"} & alike[1].settings.keys()
+    apart = report(entry(**drfl), entry(**drfl, local_steps=2), entry(**drfl, liars=2, lie="alie"))
+    assert len(apart.rows) == 3
+    assert "alie" in apart.rows[2].name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from rhobust.report.rows import Row, Spread
 from rhobust.report.tables import attack_name, attacked, number, percent, shifted
 
 _WIDTH, _HEIGHT = 4.3, 2.8  # inches, of 72 units: about one CSS pixel a unit on a phone
+_LONGEST_NAME = 36  # letters beside an axis
 _GRAY = "#808080"  # for axes: visible on white and on black
 _LOWEST_COST = 1e-6  # the logarithm of no cost at all
 _MOST_POINTS = 30
@@ -198,14 +200,16 @@ def shift_charts(report: Report) -> list[Chart]:
             if row.method == "erm":
                 every.axis.axvline(100 * spread.mean, color=_GRAY, linestyle=":", linewidth=1.4)
     _names(every, [row.name for row in report.rows])
+    beside = "; dotted: erm" if any(row.method == "erm" for row in report.rows) else ""
     return [
         each.chart("Every shift", "mean error over severities, %", "", "Mean error of every method under each shift"),
-        every.chart("Mean over all shifts", "mean error, %; dotted: erm", "", "Mean error over all shifts by method"),
+        every.chart("Mean over all shifts", f"mean error, %{beside}", "", "Mean error over all shifts by method"),
     ]
 
 
 def _names(panel: _Panel, names: Sequence[str]) -> None:
-    panel.axis.set_yticks(range(len(names)), names, parse_math=False)
+    short = [textwrap.shorten(name, _LONGEST_NAME, placeholder=" ...") for name in names]  # the tables have them whole
+    panel.axis.set_yticks(range(len(names)), short, parse_math=False)
     panel.axis.set_ylim(len(names) - 0.5, -0.5)
     panel.axis.set_xlim(left=0)
     panel.axis.grid(visible=False, axis="y")
