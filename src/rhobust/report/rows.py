@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rhobust.config import Config
@@ -125,7 +125,7 @@ def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:
     """Runs that are the same but for their seed, together; rows in the order in which runs were given."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(replace(entry.config, seed=0).to_toml(), []).append(entry)
+        groups.setdefault(repr(entry.settings | {"seed": 0}), []).append(entry)
     rows = [tuple(sorted(group, key=lambda entry: entry.config.seed)) for group in groups.values()]
     return tuple(Row(_name(row[0], [other[0] for other in rows]), row) for row in rows)
 
