@@ -208,7 +208,7 @@ def shift_charts(report: Report) -> list[Chart]:
 
 
 def _names(panel: _Panel, names: Sequence[str]) -> None:
-    short = [textwrap.shorten(name, _LONGEST_NAME, placeholder=" ...") for name in names]  # the tables have them whole
+    short = [textwrap.shorten(name, _LONGEST_NAME, placeholder="…") for name in names]  # the tables have them whole
     panel.axis.set_yticks(range(len(names)), short, parse_math=False)
     panel.axis.set_ylim(len(names) - 0.5, -0.5)
     panel.axis.set_xlim(left=0)
