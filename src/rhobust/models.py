@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Size, nn
 
+from rhobust.blocks import BlockConv2d
 from rhobust.errors import ConfigError, unknown
 
 
@@ -28,17 +30,22 @@ def cnn(
     """The paper's network: 8 x 8, 6 x 6 and 5 x 5 filters, 64, 128 and 128 channels, ReLU, "same" padding.
 
     The paper names no strides; 2, 2, 1 are those of the code it descends from, which also used ELU. `cnn-stride1` and
-    `cnn-elu` are the other readings; an ELU network has bounded curvature where a ReLU network has none.
+    `cnn-elu` are the other readings; an ELU network has bounded curvature where a ReLU network has none. Where an
+    image is whole blocks of pixels, strided convolutions run on those: the same network, up to twice as fast.
 
     >>> sum(weight.numel() for weight in cnn(Size([1, 28, 28]), 10).parameters())
     771658
     """
     channels, height, width = shape
+    whole = height % math.prod(strides) == width % math.prod(strides) == 0
     layers: list[nn.Module] = []
-    for out, kernel, stride in zip((64, 128, 128), (8, 6, 5), strides, strict=True):
+    for number, (out, kernel, stride) in enumerate(zip((64, 128, 128), (8, 6, 5), strides, strict=True)):
         top, bottom = _same(height, kernel, stride)
         left, right = _same(width, kernel, stride)
-        if top == bottom and left == right:
+        if whole and math.prod(strides[number:]) > 1:
+            block = math.prod(strides[number + 1 :])
+            layers.append(BlockConv2d(channels, out, kernel, stride, block=block, blocked=number > 0))
+        elif top == bottom and left == right:
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding=(top, left)))
         else:
             layers += [nn.ZeroPad2d((left, right, top, bottom)), nn.Conv2d(channels, out, kernel, stride)]

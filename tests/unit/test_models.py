@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Size, nn
 
+from rhobust.blocks import BlockConv2d, on_pixels
 from rhobust.errors import ConfigError
 from rhobust.models import MODELS, build_model
 
@@ -46,3 +47,34 @@ def test_same_padding_is_torch_s_own_where_torch_has_it() -> None:
 def test_a_network_for_images_refuses_anything_else() -> None:
     with pytest.raises(ConfigError, match=r"needs images .* not samples of shape \(64,\)"):
         build_model("cnn", Size([64]), 10)
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn-elu"])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20), (1, 8, 8)])
+def test_a_network_on_blocks_is_the_network_on_pixels(name: str, shape: tuple[int, ...]) -> None:
+    """Its classes, and its gradients in the image and in every weight."""
+    torch.manual_seed(0)
+    fast = build_model(name, Size(shape), 7).double()
+    plain = on_pixels(fast)
+    assert any(isinstance(layer, BlockConv2d) for layer in fast.modules())
+    assert not any(isinstance(layer, BlockConv2d) for layer in plain.modules())
+    assert list(plain.state_dict()) == list(fast.state_dict())
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    found = []
+    for model in (fast, plain):
+        inputs = x.clone().requires_grad_()
+        scores = model(inputs)
+        (scores * torch.arange(7)).sum().backward()
+        found.append([scores, inputs.grad, *(weight.grad for weight in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_only_whole_blocks_are_taken_for_pixels() -> None:
+    model = build_model("cnn", Size([1, 27, 28]), 7)
+    assert not any(isinstance(layer, BlockConv2d) for layer in model.modules())
+
+
+def test_blocks_refuse_a_kernel_that_cannot_be_padded_equally() -> None:
+    with pytest.raises(ValueError, match="a kernel of 5 with stride 2 has no equal padding"):
+        BlockConv2d(1, 4, 5, 2)
