@@ -27,7 +27,7 @@ import torch
 
 from rhobust.config import Config
 from rhobust.data import digits
-from rhobust.engines.federated import worker_gradient
+from rhobust.engines.worker import Worker
 from rhobust.files import write_json
 from rhobust.runner import engine_of, server_of, train_run, work_of
 from rhobust.runs import Run, environment
@@ -53,12 +53,13 @@ def plain(workers: int) -> float:
     settings, data = config(workers, ROUNDS), digits()
     torch.manual_seed(0)
     here = torch.device("cpu")
-    server, objective = server_of(settings, data, here), engine_of(settings, data, here).objective
+    server = server_of(settings, data, here)
+    worker = Worker(engine_of(settings, data, here).objective, work_of(settings))
     shares = [data.train[torch.arange(first, len(data.train), workers)] for first in range(workers)]
     seconds = []
     for _ in range(ROUNDS):
         start, task = time.perf_counter(), server.task()
-        uploads = [worker_gradient(objective, share, task, k, work_of(settings)) for k, share in enumerate(shares)]
+        uploads = [worker.upload(share, task, k) for k, share in enumerate(shares)]
         theta, place = torch.stack([upload.theta for upload in uploads]).mean(0), 0
         for weight in server.objective.model.parameters():
             weight.grad = theta[place : place + weight.numel()].view_as(weight)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from rhobust.aggregators import Aggregator, Mean
 from rhobust.data import Samples
-from rhobust.engines.federated import LocalWork, Server, Task, Upload, worker_gradient
+from rhobust.engines.federated import Server, Task, Upload
 from rhobust.engines.local import LocalEngine
 from rhobust.engines.vectors import flat
+from rhobust.engines.worker import LocalWork, Worker
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.regularizers import NoRegularizer, Regularizer
@@ -91,7 +92,7 @@ class Setting:
     def uploads(self, task: Task) -> dict[str, Upload]:
         """Every worker's honest answer, each from an objective of its own."""
         return {
-            f"worker-{k + 1}": worker_gradient(self.engine().objective, own, task, k, self.work)
+            f"worker-{k + 1}": Worker(self.engine().objective, self.work).upload(own, task, k)
             for k, own in enumerate(self.own())
         }
 

@@ -23,6 +23,8 @@ class Workers(ABC):
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._number = {name: number for number, name in enumerate(self.names)}
+        self.warn: Callable[[str], None] = lambda message: None
+        """Where to say what the user should know."""
 
     def number(self, name: str) -> int:
         """A worker's place, which its random stream comes from."""
@@ -83,6 +85,7 @@ class Rounds:
         """Every round from `start` on. With a run directory, signals take effect between two rounds."""
         observer = observer or Observer()
         observer.started(self.rounds, start, self.objective.radius or None)
+        self.workers.warn = observer.warned
         named: set[str] = set()
         with deferred_signals(enabled=self.run is not None) as signals:
             while self.server.round < self.rounds:

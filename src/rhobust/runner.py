@@ -12,8 +12,9 @@ from rhobust.aggregators import find_aggregator
 from rhobust.batches import batches_of
 from rhobust.config import PRECISIONS, Config
 from rhobust.data import DataSet, Samples, load_data
-from rhobust.engines.federated import LocalWork, Server
+from rhobust.engines.federated import Server
 from rhobust.engines.local import LocalEngine
+from rhobust.engines.worker import LocalWork
 from rhobust.errors import ConfigError, RunError
 from rhobust.evaluate import evaluate
 from rhobust.federation import Federation

@@ -14,17 +14,8 @@ from torch import Tensor
 
 from rhobust.aggregators import Mean
 from rhobust.data import Samples
-from rhobust.engines.federated import (
-    Aggregate,
-    FederatedRecord,
-    LocalWork,
-    Server,
-    Stream,
-    Task,
-    Upload,
-    worker_gradient,
-)
-from rhobust.engines.vectors import flat_gradient, put
+from rhobust.engines.federated import Aggregate, FederatedRecord, Server, Stream, Task, Upload
+from rhobust.engines.worker import LocalWork, Worker
 from rhobust.liars import flipped, lie
 from rhobust.objective import RobustObjective
 from rhobust.rounds import Workers
@@ -55,6 +46,7 @@ class Simulation(Workers):
         ends = torch.tensor([len(share) for share in shares]).cumsum(0).tolist()
         self.shares = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.objective, self.work = objective, work
+        self._worker = Worker(objective, work, lambda message: self.warn(message))
         self.classes, self.liars, self.how, self.fuse = classes, liars, how, fuse
 
     def round(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
@@ -75,22 +67,18 @@ class Simulation(Workers):
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
-        task, objective = server.task(), self.objective
+        task = server.task()
         batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
-        put(objective.model, task.theta)
-        with torch.no_grad():
-            objective.gamma.fill_(task.gamma)
-        surrogate = objective(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
-        objective.zero_grad()
-        surrogate.value.backward()
-        theta = flat_gradient(objective.model)
-        one = Upload(task.round, theta, 0.0, 1, 0.0, 0)
+        self._worker.begin(task)
+        x, y = (torch.cat(parts) for parts in zip(*((batch.x, batch.y) for batch in batches), strict=True))
+        gradients = self._worker.take(x, y)
+        one = self._worker.end(task, 1, gradients)
         return server.apply(
             Aggregate(
-                theta=theta,
-                gamma=objective.radius - float(surrogate.cost.mean()),
-                loss=float(surrogate.loss.mean()),
-                gradients=surrogate.gradients * len(asked),
+                theta=one.theta,
+                gamma=one.gamma,
+                loss=one.loss,
+                gradients=one.gradients * len(asked),
                 workers=len(asked),
                 dropped={},
                 bytes_up=len(asked) * one.size,
@@ -109,7 +97,7 @@ class Simulation(Workers):
         own = self._own(number)
         if self._lies(number) and self.how == "label-flip":
             own = Samples(own.x, flipped(own.y, self.classes))
-        return worker_gradient(self.objective, own, task, number, self.work)
+        return self._worker.upload(own, task, number)
 
     def _lies(self, number: int) -> bool:
         return number >= len(self.names) - self.liars

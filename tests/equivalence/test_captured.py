@@ -15,7 +15,10 @@ from rhobust.averaging import WeightAverage
 from rhobust.batches import SampleBatches
 from rhobust.data import Samples
 from rhobust.engines.captured import CapturedEngine
+from rhobust.engines.federated import Task
 from rhobust.engines.local import LocalEngine, Record
+from rhobust.engines.vectors import flat
+from rhobust.engines.worker import LocalWork, Worker
 from rhobust.errors import DataError, Diverged
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
@@ -238,3 +241,37 @@ def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_happened() -> None
     second.train(start=2 * first.batches.steps())
     assert close(second.engine, straight.engine, 1e-6)
     assert [record.step for record in straight.history] == list(range(4 * straight.batches.steps()))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
+    """Local steps of FedAvg and more, with the worker's own draws; the last share is smaller than a minibatch."""
+    x, y = (torch.cat(parts) for parts in zip(*batches(12), strict=True))
+    work = LocalWork(batch_size=32, steps=3, rate=0.05, seed=3)
+    shares = [Samples(x[:200], y[:200]), Samples(x[200:300], y[200:300]), Samples(x[300:320], y[300:320])]
+    said: list[str] = []
+    objectives = [engine(LocalEngine, "spgda").objective for _ in range(2)]
+    for objective in objectives:
+        objective.noise = noise
+    captured, eager = Worker(objectives[0], work, said.append), Worker(objectives[1], work)
+    eager._graphs = None
+    theta_0 = flat(objectives[0].model)
+    for number in range(6):
+        task = Task(number, theta_0 * (1 - 0.01 * number), 0.5)
+        for k, share in enumerate(shares):
+            one, other = captured.upload(share, task, k), eager.upload(share, task, k)
+            assert (one.theta - other.theta).norm() <= 1e-5 * other.theta.norm(), (number, k)
+            assert (one.gamma, one.loss) == pytest.approx((other.gamma, other.loss), rel=1e-5)
+            assert one.gradients == other.gradients == 3
+    assert captured._graphs
+    assert not said
+
+
+def test_captured_noise_is_eager_noise() -> None:
+    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
+    for one in (captured, eager):
+        one.objective.noise = 0.3
+        torch.manual_seed(5)
+        run(one, batches())
+    assert captured.captured
+    assert close(captured, eager, 1e-5)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from rhobust.aggregators import Clipped, Mean, Median
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
-from rhobust.engines.federated import LocalWork, Server, Task, Upload, worker_gradient
+from rhobust.engines.federated import Server, Task, Upload
 from rhobust.engines.vectors import flat, put
+from rhobust.engines.worker import LocalWork, Worker
 from rhobust.models import build_model
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
@@ -220,7 +221,7 @@ def test_random_starts_are_the_workers_own() -> None:
     work, task = LocalWork(8, seed=3), RANDOM.server().task()
     same, objective = Setting(sizes=[8]).own()[0], RANDOM.engine().objective  # nothing else is random: all are used
     places = [(0, 0, work), (0, 1, work), (1, 0, work), (0, 0, LocalWork(8, seed=4))]
-    starts = [worker_gradient(objective, same, replace(task, round=r), k, w).theta for r, k, w in places]
+    starts = [Worker(objective, w).upload(same, replace(task, round=r), k).theta for r, k, w in places]
     assert not any(torch.equal(a, b) for a, b in combinations(starts, 2))
     workers = RANDOM.simulation()
     together = workers.ask(task, workers.names)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from rhobust.aggregators import GeometricMedian, Mean, Median
 from rhobust.data import Samples, load_data
-from rhobust.engines.federated import LocalWork, QuorumLost, Server, Stream, Upload
+from rhobust.engines.federated import QuorumLost, Server, Stream, Upload
+from rhobust.engines.worker import LocalWork
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.models import build_model

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rhobust.aggregators import Median, MultiKrum, TrimmedMean
-from rhobust.engines.federated import LocalWork, QuorumLost, Server, Task, Upload
+from rhobust.engines.federated import QuorumLost, Server, Task, Upload
+from rhobust.engines.worker import LocalWork
 from rhobust.errors import Diverged
 from tests.federations import CLASSES, Setting, theta_gamma
 

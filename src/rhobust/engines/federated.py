@@ -1,17 +1,15 @@
-"""DRFL without a transport: what a worker computes, and what the server makes of it (Alg. 3).
+"""DRFL without a transport: what travels, and what the server makes of it (Alg. 3).
 
     worker     draws a minibatch, ascends to zeta, uploads the gradient of its mean psi in theta and in gamma
     server     checks every upload, aggregates, takes the one step (prox and projection included), broadcasts
 
-How the two talk is somebody else's business: a task and an upload are numbers. Each worker's random stream comes from
-(seed, round, worker), so neither the order of arrival nor a restart changes the result.
+How the two talk is somebody else's business: a task and an upload are numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -21,9 +19,8 @@ import torch
 from torch import Tensor
 
 from rhobust.aggregators import Aggregator
-from rhobust.data import Samples
 from rhobust.engines.local import Record
-from rhobust.engines.vectors import flat, flat_gradient, put, put_gradient
+from rhobust.engines.vectors import flat, put_gradient
 from rhobust.errors import Diverged, RhobustError
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
@@ -109,60 +106,6 @@ class FederatedRecord(Record):
     bytes_down: int
     errors: dict[str, float] = field(default_factory=dict)
     """Clean and attacked test errors, in the rounds that measure them."""
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """What every worker does in a round.
-
-    With `steps` H > 1 it goes on from theta - rate g and uploads the mean of the H gradients: more work for the same
-    bytes. gamma moves on the server only.
-    """
-
-    batch_size: int = 64
-    steps: int = 1
-    rate: float = 0.1
-    seed: int = 0
-
-    def chosen(self, samples: int, round_: int, worker: int, step: int = 0) -> Tensor:
-        """Which of its samples a worker uses: `batch_size` of them, each once, or all where it has no more."""
-        if samples <= self.batch_size:
-            return torch.arange(samples)
-        draws = Stream.MINIBATCH.draws(self.seed, round_, worker, step)
-        return torch.from_numpy(draws.choice(samples, self.batch_size, replace=False))
-
-    @contextmanager
-    def draws(self, device: torch.device, round_: int, worker: int, step: int = 0) -> Iterator[None]:
-        """Random starts, too, are the worker's own."""
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            seed = Stream.ASCENT.seed(self.seed, round_, worker, step)
-            if device.type == "cuda":
-                torch.manual_seed(seed)
-            else:  # alone: where there is no GPU, the call above notes for every GPU who made it, line by line
-                torch.default_generator.manual_seed(seed)
-            yield
-
-
-def worker_gradient(objective: RobustObjective, samples: Samples, task: Task, worker: int, work: LocalWork) -> Upload:
-    """Alg. 3 on one worker: a minibatch, the lazy ascent, the gradient in theta and gamma."""
-    device = objective.gamma.device
-    start, total = task.theta.to(device), torch.zeros_like(task.theta, device=device)
-    gamma, loss, gradients = 0.0, 0.0, 0
-    with torch.no_grad():
-        objective.gamma.fill_(task.gamma)
-    for step in range(work.steps):
-        put(objective.model, start - work.rate * total)  # line 4: theta as it was broadcast, at first
-        chosen = work.chosen(len(samples), task.round, worker, step).to(samples.x.device)
-        with work.draws(device, task.round, worker, step):
-            surrogate = objective(samples.x[chosen].to(device), samples.y[chosen].to(device))  # lines 5-6
-        objective.zero_grad()
-        surrogate.value.backward()
-        total += flat_gradient(objective.model)
-        gamma += objective.radius - float(surrogate.cost.mean())
-        loss += float(surrogate.loss.mean())
-        gradients += surrogate.gradients
-    h = work.steps
-    return Upload(task.round, total / h, gamma / h, len(samples), loss / h, gradients)
 
 
 class Server:

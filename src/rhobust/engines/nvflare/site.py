@@ -16,11 +16,10 @@ from nvflare.collab import collab
 
 from rhobust.config import Config
 from rhobust.data import DATA, DataSet, Samples, load_data
-from rhobust.engines.federated import LocalWork, worker_gradient
 from rhobust.engines.nvflare.thrift import Sweep, hush_messages
 from rhobust.engines.nvflare.wire import Message, from_upload, to_task
+from rhobust.engines.worker import Worker
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
-from rhobust.objective import RobustObjective
 from rhobust.runner import engine_of, work_of
 from rhobust.toml import read_toml
 
@@ -76,9 +75,8 @@ class LocalData:
 class Post:
     """Everything a site needs to answer: what is trained, on what, and its number among the workers."""
 
-    objective: RobustObjective
+    worker: Worker
     samples: Samples
-    work: LocalWork
     number: int
 
     @classmethod
@@ -98,7 +96,8 @@ class Post:
         torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))
         common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
         objective = engine_of(config, common, device).objective
-        return cls(objective, data.train, work_of(config), settings["workers"].index(name))
+        worker = Worker(objective, work_of(config), _LOG.warning)
+        return cls(worker, data.train, settings["workers"].index(name))
 
 
 class Site:
@@ -135,7 +134,7 @@ class Site:
             raise RhobustError("a task before the settings")
         self._sweep()
         post = self._post
-        return from_upload(worker_gradient(post.objective, post.samples, to_task(task), post.number, post.work))
+        return from_upload(post.worker.upload(post.samples, to_task(task), post.number))
 
     def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
         """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log.

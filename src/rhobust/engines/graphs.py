@@ -1,0 +1,102 @@
+"""A function of a batch, recorded as a CUDA graph for each shape of batch that it meets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+# Batches of each shape that are taken eagerly first: libraries make their plans then, which a capture cannot.
+_WARM_UP = 3
+
+T = TypeVar("T")
+_Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]
+
+
+class Graph(Generic[T]):
+    """A function for one shape of batch: what it reads, what it leaves, and the recording between them."""
+
+    def __init__(self, work: Callable[[Tensor, Tensor], T], x: Tensor, y: Tensor, stream: torch.cuda.Stream) -> None:
+        self.x, self.y = x.clone(), y.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        # thread_local: a loader's thread may go on copying batches to the device meanwhile.
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            self.result = work(self.x, self.y)
+
+    def replay(self, x: Tensor, y: Tensor) -> T:
+        """Do it again, for this batch; tensors of the result are overwritten by the next replay."""
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        return self.result
+
+
+class Graphs(Generic[T]):
+    """The graphs of one function, which works on tensors that stay where they are.
+
+    What cannot be captured (because of an `obstacle` known beforehand, or as the attempt shows) has no graph, and
+    `warn` hears why.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Tensor, Tensor], T],
+        device: torch.device,
+        warn: Callable[[str], None],
+        obstacle: str | None = None,
+    ) -> None:
+        self.work, self.warn, self.obstacle = work, warn, obstacle
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._captures = True
+        self._seen: Counter[_Shape] = Counter()
+        self._graphs: dict[_Shape, Graph[T]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self._graphs)
+
+    def find(self, x: Tensor, y: Tensor) -> Graph[T] | None:
+        """The graph of this shape of batch; none before it is warm, or where it cannot be captured."""
+        shape = _shape(x, y)
+        if self._captures and shape not in self._graphs and self._seen[shape] == _WARM_UP:
+            self._capture(x, y)
+        self._seen[shape] += 1
+        return self._graphs.get(shape)
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """Around an eager step: on the stream that will be captured, whose plans and buffers it prepares."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def is_first(self, x: Tensor, y: Tensor) -> bool:
+        """Whether this shape of batch was met before any other."""
+        return _shape(x, y) == next(iter(self._seen))
+
+    def _capture(self, x: Tensor, y: Tensor) -> None:
+        if self.obstacle is None:
+            generator = torch.cuda.default_generators[x.device.index]
+            before = generator.clone_state()
+            try:
+                self._graphs[_shape(x, y)] = Graph(self.work, x, y, self._stream)
+            except RuntimeError as problem:
+                self.obstacle = first_line(problem)
+                generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end
+        if self.obstacle is not None:
+            self._captures = False
+            self.warn(f"the steps are launched one by one, not captured in a CUDA graph: {self.obstacle}")
+
+
+def first_line(problem: Exception) -> str:
+    """What a problem says first."""
+    return str(problem).strip().partition("\n")[0]
+
+
+def _shape(x: Tensor, y: Tensor) -> _Shape:
+    return x.shape, x.dtype, y.shape, y.dtype
