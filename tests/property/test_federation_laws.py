@@ -218,8 +218,9 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
         (_, ten), (rounds, thousand) = federation(train, 10, 5), federation(train, 1000, 5)
     data = train.x.nbytes + train.y.nbytes
     weights = sum(weight.nbytes for weight in thousand.objective.parameters())  # theta and gamma
-    for workers in (ten, thousand):
-        assert held(workers) == data + weights
+    theta, sums = sum(weight.nbytes for weight in thousand.objective.model.parameters()), 2 * 8
+    for workers in (ten, thousand):  # theta as it was broadcast, and the sum of its gradients
+        assert held(workers) == data + weights + 2 * theta + sums
         assert sum(isinstance(part, nn.Linear) for part in workers.objective.modules()) == 1
     seen: list[int] = []
     thousand.objective.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
@@ -228,7 +229,7 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
     assert [record.workers for record in rounds.history] == [10] * 5
     assert 50 <= sum(seen) <= 100  # shares of one or two samples: no round touches more than those of ten
     assert not torch.equal(theta_gamma(rounds.server), before)
-    assert held(thousand) == data + 2 * weights  # their gradients
+    assert held(thousand) == data + 2 * weights + 2 * theta + sums  # their gradients
     own = [thousand._own(k) for k in range(1000)]
     assert {len(part) for part in own} == {1, 2}
     assert {part.x.untyped_storage().data_ptr() for part in own} == {thousand.samples.x.untyped_storage().data_ptr()}
