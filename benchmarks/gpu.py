@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
+from rhobust.blocks import on_pixels
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.engines.captured import CapturedEngine
@@ -112,7 +113,8 @@ def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
     found = {"engine_ms": milliseconds(lambda: engine.step(*data, 0, 0), steps)}
     if isinstance(engine, CapturedEngine):
         engine.flush()
-        (graph,) = engine._graphs.values()
+        graph = engine._graphs.find(*data)
+        assert graph is not None
         found["graph_ms"] = milliseconds(graph.graph.replay, steps)
     return found
 
@@ -149,7 +151,7 @@ PEERS = {"as torchattacks loops": like_torchattacks, "as ART loops": like_art}
 
 
 def measured_peer(how: str, size: int) -> dict[str, Any]:
-    model, data = network(), batch(size)
+    model, data = on_pixels(network()), batch(size)  # the network as they would write it
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         PEERS[how](model, optimizer, *data)

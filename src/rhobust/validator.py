@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
     for name, values in (("x", x), ("y", y)):
         if not values.is_floating_point():
             continue
-        low, high = (float(end) for end in values.detach().aminmax())  # NaN passes through: one look at the data
+        low, high = _ends(values)  # NaN passes through: one look at the data
         if not (math.isfinite(low) and math.isfinite(high)):
             bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
             raise DataError(f"{name} holds NaN or infinite values (first in sample {bad} of the batch); clean the data")
@@ -104,9 +105,15 @@ def check_labels(y: Tensor, classes: int) -> None:
     """Refuse class labels outside 0 .. classes - 1."""
     if capturing(y):
         return
-    low, high = int(y.min()), int(y.max())
+    low, high = _ends(y)
     if low < 0 or high >= classes:
         raise DataError(f"labels run from {low} to {high}, but the model has {classes} classes (0 to {classes - 1})")
+
+
+def _ends(values: Tensor) -> list[Any]:
+    """The least and the largest, in one reading from the device."""
+    found: list[Any] = torch.stack(values.detach().aminmax()).tolist()
+    return found
 
 
 def check_loss(loss: Tensor, batch: int) -> None:

@@ -53,11 +53,11 @@ def worked_through(figures: list[str], seeds: int, scale: Scale, best: dict[str,
 def test_at_first_the_candidates_and_the_papers_own_runs_can_be_done() -> None:
     names = {job.name for job in plan(["figure5"], 2, FULL, {})}
     assert names == {
-        *(f"figure5/tuning/drfl/radius={radius}" for radius in (2, 6, 12, 25)),
+        *(f"figure5/tuning/drfl/radius={radius}" for radius in (6, 12, 25, 50, 100)),
         *(f"figure5/paper/{method}/{seed}" for method in ("drfl", "drfl-literal", "fedavg") for seed in (0, 1)),
     }
     central = {job.name for job in plan(["figure1"], 1, FULL, {})}
-    assert len(central) == 8 + 3 + 3 + 4 + 3 * 4  # eight methods; epsilon twice, gamma, and three radii
+    assert len(central) == 8 + 2 * 4 + 6 + 5 + 2 * 6  # eight methods; epsilon twice, gamma, the radii of three methods
     assert not [name for name in central if "tuned" in name]
 
 
@@ -88,8 +88,8 @@ def test_a_choice_brings_the_runs_that_depend_on_it_and_nothing_is_done_twice() 
     six = choice("figure1", "spgd", FULL, results)
     assert six is not None
     assert not six.at_edge
-    assert six.errors == {2.0: 0.5, 6.0: 0.1, 12.0: 0.5, 25.0: 0.5}
-    assert results["figure1/tuned/spgda-margin/0"]["asked"]["training"]["radius"] == 2.0  # a tie: the first
+    assert six.errors == {2.0: 0.5, 6.0: 0.1, 12.0: 0.5, 25.0: 0.5, 50.0: 0.5}
+    assert results["figure1/tuned/spgda-margin/0"]["asked"]["training"]["radius"] == 0.25  # a tie: the first
 
 
 def test_what_others_wait_for_comes_first_and_then_the_longest() -> None:
@@ -119,9 +119,9 @@ def test_a_changed_setting_is_done_again_and_only_that() -> None:
     results["figure4/paper/fedavg/0"]["asked"]["training"]["rounds"] = 999
     assert [job.name for job in plan(["figure4"], 1, FULL, results)] == ["figure4/paper/fedavg/0"]
     stale = copy.deepcopy(results)
-    stale["figure4/tuning/drfl/radius=2"]["asked"]["measuring"]["held_out"] = 1
+    stale["figure4/tuning/drfl/radius=6"]["asked"]["measuring"]["held_out"] = 1
     order = worked_through(["figure4"], 1, FULL, {"drfl": 6.0}, stale)
-    assert sorted(order) == ["figure4/paper/fedavg/0", "figure4/tuning/drfl/radius=2"]  # the choice is what it was
+    assert sorted(order) == ["figure4/paper/fedavg/0", "figure4/tuning/drfl/radius=6"]  # the choice is what it was
     longer = {job.name for job in plan(["figure4"], 1, replace(FULL, rounds=2000), results)}
     assert longer == {f"figure4/{run}/0" for run in ("paper/drfl", "paper/drfl-literal", "paper/fedavg", "tuned/drfl")}
 
@@ -251,7 +251,7 @@ def test_a_knob_that_is_the_papers_needs_no_run_of_its_own(contents: dict[str, A
     assert tuned["drfl, rho 25"].runs == paper["drfl, rho 25"].runs
     assert [line.label for line in tuned_lines(contents["figure1"])] == [
         *("erm", "fgsm, epsilon 0.1", "ifgsm, epsilon 0.1", "wrm, gamma 1"),
-        *("spgd, rho 6", "spgda, rho 2", "spgda-margin, rho 2"),
+        *("spgd, rho 6", "spgda, rho 0.25", "spgda-margin, rho 0.25"),
     ]
 
 
@@ -260,8 +260,9 @@ def test_means_and_spreads_are_those_of_the_seeds(contents: dict[str, Any]) -> N
     assert "| spgd | rho 25 | 1 | 10.0 ± 0.0 | 31.0 ± 1.0 |" in made["figure1-paper-ifgsm"]
     assert "| spgd | rho 6 | 1 | 10.0 ± 0.0 | 31.0 ± 1.0 |" in made["figure1-tuned-pgd"]
     assert "| no attack | fedavg |  | 50.0 ± 0.0 | 30.0 ± 0.0 | 15.0 ± 0.0 | 1 |" in made["figure5"]
-    assert "2: 50.0, 6: 10.0, 12: 50.0, 25: 50.0 | 6 |" in made["figure1-choices"]
-    assert "25 (edge of the grid)" in made["figure5-choices"]
+    assert "2: 50.0, 6: 10.0, 12: 50.0, 25: 50.0, 50: 50.0 | 6 |" in made["figure1-choices"]
+    assert "12: 50.0, 25: 10.0, 50: 50.0, 100: 50.0 | 25 |" in made["figure5-choices"]
+    assert "0.25 (edge of the grid)" in made["figure1-choices"]
 
 
 def test_verdicts_follow_from_the_numbers(contents: dict[str, Any]) -> None:

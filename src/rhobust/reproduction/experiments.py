@@ -60,22 +60,24 @@ _CENTRAL: dict[str, dict[str, float]] = {
     "spgda-literal": {"radius": 25.0},
 }
 _FEDERATED: dict[str, dict[str, float]] = {"drfl": {"radius": 25.0}, "drfl-literal": {"radius": 25.0}, "fedavg": {}}
-_BALL, _PRICE, _RADIUS = (
-    Tuning("epsilon", (0.1, 0.2, 0.3)),
-    Tuning("gamma", (1.0, 0.3, 0.1, 0.03)),
-    Tuning("radius", (2.0, 6.0, 12.0, 25.0)),
-)
+_BALL = Tuning("epsilon", (0.1, 0.2, 0.3, 0.4))
+_ONE_STEP = Tuning("radius", (0.25, 0.5, 1.0, 2.0, 6.0, 25.0))
 _TUNINGS = {
-    **{"fgsm": _BALL, "ifgsm": _BALL, "wrm": _PRICE},
-    **{"spgd": _RADIUS, "spgda": _RADIUS, "spgda-margin": _RADIUS},
+    "fgsm": _BALL,
+    "ifgsm": _BALL,
+    "wrm": Tuning("gamma", (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)),
+    "spgd": Tuning("radius", (2.0, 6.0, 12.0, 25.0, 50.0)),
+    "spgda": _ONE_STEP,
+    "spgda-margin": _ONE_STEP,
 }
+_ROUNDS = {"drfl": Tuning("radius", (6.0, 12.0, 25.0, 50.0, 100.0))}
 
 FIGURES: dict[str, Experiment] = {
     "figure1": Experiment("mnist", None, _CENTRAL, _TUNINGS),
     "figure2": Experiment("fashion-mnist", None, _CENTRAL, _TUNINGS),
-    "figure3": Experiment("fashion-mnist", "one-class", _FEDERATED, {"drfl": _RADIUS}),
-    "figure4": Experiment("mnist", "iid", _FEDERATED, {"drfl": _RADIUS}),
-    "figure5": Experiment("fashion-mnist", "iid", _FEDERATED, {"drfl": _RADIUS}),
+    "figure3": Experiment("fashion-mnist", "one-class", _FEDERATED, _ROUNDS),
+    "figure4": Experiment("mnist", "iid", _FEDERATED, _ROUNDS),
+    "figure5": Experiment("fashion-mnist", "iid", _FEDERATED, _ROUNDS),
 }
 """The paper's figures by name."""
 

@@ -21,7 +21,7 @@ from rhobust.reproduction.plan import foreseen, plan
 from rhobust.reproduction.pool import Ended, work_through
 from rhobust.reproduction.store import Store, session_summary
 
-_GPU_WORKERS, _CPU_WORKERS = 8, 1
+_GPU_WORKERS, _CPU_WORKERS = 12, 1
 _REMEMBERED = 600.0  # seconds of speed that the time left is judged by: jobs are long
 
 
