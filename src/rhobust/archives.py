@@ -1,6 +1,6 @@
 """The archives of MNIST and Fashion-MNIST: four IDX files each, found, fetched and verified.
 
-They are looked for in the directory that is given (`--data-dir`, or the variable RHOBUST_DATA), then in the cache, and
+They are looked for in the directory that is given (`data_dir`, or the variable RHOBUST_DATA), then in the cache, and
 downloaded from the data sets' public mirrors where neither has them. Nothing is used before its bytes, decompressed,
 have the published SHA-256.
 """
@@ -81,8 +81,8 @@ class Archive:
         looked = " nor in ".join(str(place) for place in places)
         raise DataError(
             f"{self.name} is not in {looked}, and could not be downloaded ({', '.join(problems)}). "
-            f"Put {name} (and the other three files) into {places[0]}, or point --data-dir or RHOBUST_DATA to a "
-            f"directory that has them in {self.name}/"
+            f"Put {name} (and the other three files) into {places[0]}, or point RHOBUST_DATA (or the data_dir that you "
+            f"gave) to a directory that has them in {self.name}/"
         )
 
 

@@ -14,7 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from rhobust import archives
+from rhobust.cli import app
+from rhobust.errors import DataError
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, work_through
@@ -111,6 +115,21 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, "draw", "--out", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "holds no results; make them: rhobust reproduce all" in done.stderr
+
+
+def test_without_the_data_it_says_what_this_command_understands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_network(address: str) -> bytes:
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(archives, "fetch", no_network)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("RHOBUST_DATA", raising=False)
+    words = ["reproduce", "figure1", "--quick", "--out", str(tmp_path / "out")]
+    with pytest.raises(DataError, match=r"point RHOBUST_DATA .* to a directory that has them in mnist/") as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "--data-dir" not in str(caught.value)
 
 
 def test_a_federation_of_processes_comes_to_the_same_bits(whole: Path) -> None:
