@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from rhobust import archives
 from rhobust.cli import app
-from rhobust.errors import DataError
+from rhobust.errors import ConfigError, DataError
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, work_through
@@ -130,6 +130,18 @@ def test_without_the_data_it_says_what_this_command_understands(
     with pytest.raises(DataError, match=r"point RHOBUST_DATA .* to a directory that has them in mnist/") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert "--data-dir" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["figure1", "deployed", "draw"])
+@pytest.mark.parametrize("below", [".", "deeper"])
+def test_results_do_not_go_into_a_file(what: str, below: str, tmp_path: Path) -> None:
+    """Found at once, and not when the first result is there."""
+    file = tmp_path / "taken"
+    file.write_text("mine")
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["reproduce", what, "--quick", "--out", str(file / below)], catch_exceptions=False)
+    assert caught.value.problems == [f"{file} is a file, and the numbers go into a directory: choose another --out"]
+    assert file.read_text() == "mine"
 
 
 def test_a_federation_of_processes_comes_to_the_same_bits(whole: Path) -> None:

@@ -38,9 +38,11 @@ def reproduce(
     problems += [f"seeds must be at least 1, not {seeds}"] if seeds < 1 else []
     problems += [f"workers must be at least 1, not {workers}"] if workers is not None and workers < 1 else []
     problems += ["--page belongs to draw"] if page is not None and what != "draw" else []
+    where = out or (_QUICK_OUT if quick else _OUT)
+    files = [place for place in (where, *where.parents) if place.exists() and not place.is_dir()]
+    problems += [f"{place} is a file, and the numbers go into a directory: choose another --out" for place in files]
     if problems:
         raise ConfigError(problems)
-    where = out or (_QUICK_OUT if quick else _OUT)
     if what == "deployed":
         _check_deployment(where, quick, quiet)
         return
