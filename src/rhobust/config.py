@@ -122,6 +122,8 @@ class Config:
                     problems.append(unknown("key", key, [*cls.known(), *knobs, *Federation.known()]))
             except ConfigError as problem:
                 problems += problem.problems
+        if federated and settings.pop("epochs", None) is not None:
+            problems.append("a federation trains in rounds, not in epochs: drop epochs, set rounds")
         if here and settings.get("data", "digits") not in DATA and Path(settings["data"]).exists():
             settings["data"] = str(Path(settings["data"]).absolute())  # a run may be looked at from anywhere
         if settings.get("data") in _PAPER_DATA:
@@ -223,9 +225,12 @@ class Config:
         return None if self.gamma_rule is None else from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
 
     def settings(self) -> dict[str, Any]:
-        """Every setting by its key, the method's knobs and the federation's among them."""
-        federated = dataclasses.asdict(self.federation) if self.federation else {}
-        return {key: getattr(self, key) for key in self.known()} | self.knobs | federated
+        """Every setting by its key, the method's knobs among them; a federation's instead of epochs."""
+        own = {key: getattr(self, key) for key in self.known()} | self.knobs
+        if self.federation:
+            del own["epochs"]
+            own |= dataclasses.asdict(self.federation)
+        return own
 
     def to_toml(self) -> str:
         """The settings as TOML, flat; what is unset is left out."""

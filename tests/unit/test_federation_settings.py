@@ -100,6 +100,9 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ({"weights": "size"}, "unknown weights 'size'"),
         ({"momentum": 0.9}, "momentum belongs to the optimizer sgd; adam has its own"),
         ({"momentum": 1, "optimizer": "sgd"}, "momentum must be at least 0 and below 1, not 1.0"),
+        ({"epochs": 5}, "a federation trains in rounds, not in epochs: drop epochs, set rounds"),
+        ({"epochs": 30}, "drop epochs"),  # the default, given: it has no more meaning than another
+        ({"epochs": 0}, "drop epochs"),
         ({"wrokers": 3}, "unknown key 'wrokers' (did you mean 'workers'?)"),
     ],
 )
@@ -172,6 +175,7 @@ def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> No
     path.write_text(config.to_toml())
     assert Config.from_toml(path) == config
     assert config.federation is not None
+    assert "epochs" not in path.read_text()
 
 
 def test_more_workers_than_samples_is_found_before_a_directory_is_made(tmp_path: Path) -> None:

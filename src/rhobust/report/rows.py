@@ -37,7 +37,7 @@ class Entry:
         """Every setting that has a value and a say, the method's knobs too."""
         silent: set[str] = set()
         if federation := self.config.federation:
-            silent = {"epochs", "evaluate_every"}
+            silent = {"evaluate_every"}
             silent |= set() if federation.liars else {"lie"}
             silent |= set() if federation.local_steps > 1 else {"local_rate"}
         return {key: value for key, value in self.config.settings().items() if value is not None and key not in silent}
