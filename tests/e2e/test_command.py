@@ -30,7 +30,8 @@ def command(*words: str) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "a"
-    command("train", "--data", "digits", "--method", "spgda", "--radius", "2", "--epochs", "6", "--out", str(path))
+    words = ("--data", "digits", "--method", "spgda", "--radius", "2", "--epochs", "6", "--out", str(path))
+    assert command("train", *words).startswith(f"{path}: 72 steps, loss ")
     return path
 
 
@@ -141,9 +142,10 @@ def test_a_config_file_with_overrides_makes_the_same_run_as_options(trained: Pat
     assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
 
-def test_resuming_a_finished_run_changes_nothing(trained: Path) -> None:
+def test_resuming_a_finished_run_says_so_and_changes_nothing(trained: Path) -> None:
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
-    command("train", "--resume", str(trained))
+    said = command("train", "--resume", str(trained))
+    assert said.startswith(f"{trained} was finished already, nothing was done: 72 steps, loss ")
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
 
 

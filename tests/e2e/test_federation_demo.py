@@ -53,6 +53,12 @@ def test_its_run_is_read_by_the_other_commands(demo: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_resuming_it_when_it_is_finished_says_so_and_needs_nobody(demo: Path) -> None:
+    done = command("federation", "submit", str(demo / "fed"), "--resume", str(demo / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{demo / 'run'} was finished already, nothing was done: 200 rounds, loss ")
+
+
 def test_what_cannot_be_is_one_clear_line(demo: Path, tmp_path: Path) -> None:
     fed = str(demo / "fed")
     for words, said in (

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import ERR, OUT, Quiet, show_run
 from rhobust.commands.train import destination, layers
 from rhobust.config import Config
 from rhobust.data import DATA
@@ -149,11 +149,11 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
     from rhobust.engines.nvflare.jobs import Submission
     from rhobust.engines.nvflare.kits import Kits
 
-    again = f"rhobust federation submit {fed} --resume {path}"
+    again, before = f"rhobust federation submit {fed} --resume {path}", Run(path).finished
     label = f"resuming {path}" if settings is None else f"{settings.name} at {fed}"
     try:
         with TrainingProgress(ERR, label, quiet) as progress:
-            run = Submission(Kits.find(fed), path, deadline, progress, settings).follow()
+            Submission(Kits.find(fed), path, deadline, progress, settings).follow()
     except KeyboardInterrupt:
         say(ERR, f"interrupted; continue with: {again}")
         raise typer.Exit(130) from None
@@ -162,7 +162,7 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
             say(ERR, f"the last checkpoint is kept; continue with: {again}")
         raise
     if not quiet:
-        say(OUT, f"{path}: {run.summary()}")
+        show_run(Run(path), before)
 
 
 def _settings(given: list[dict[str, Any]], sites: int) -> Config:

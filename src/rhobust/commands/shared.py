@@ -10,6 +10,7 @@ from rich.console import Console
 
 from rhobust.errors import ConfigError
 from rhobust.progress import say
+from rhobust.runs import Run
 
 OUT = Console()
 ERR = Console(stderr=True)
@@ -40,6 +41,11 @@ def show_flags(flags: Sequence[dict[str, str]]) -> None:
     """Reasons not to trust a number, under the number."""
     for flag in flags:
         say(OUT, f"NOT TO BE TRUSTED ({flag['check']}): {flag['message']}")
+
+
+def show_run(run: Run, before: bool) -> None:
+    """A run that is finished, in a line; `before`: it was so when the command began."""
+    say(OUT, f"{run.path}{' was finished already, nothing was done' if before else ''}: {run.summary()}")
 
 
 def words(values: Sequence[object]) -> str:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from rhobust.commands import options
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import ERR, Quiet, show_run
 from rhobust.config import Config
 from rhobust.errors import ConfigError
 from rhobust.progress import TrainingProgress, say
 from rhobust.runner import train_run
+from rhobust.runs import Run
 from rhobust.toml import parse_overrides, read_toml
 
 
@@ -73,6 +74,7 @@ def layers(config: Path | None, given: dict[str, Any], overrides: list[str] | No
 
 def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -> None:
     """Train, with progress and a line at the end; without settings, what is there goes on."""
+    before = Run(path).finished
     try:
         with TrainingProgress(ERR, label, quiet) as progress:
             run = train_run(path, settings, progress)
@@ -84,4 +86,4 @@ def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -
         )
         raise typer.Exit(130) from None
     if not quiet:
-        say(OUT, f"{path}: {run.summary()}")
+        show_run(run, before)
