@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
 from rhobust.trainer import Observer
 
@@ -16,8 +18,20 @@ def say(console: Console, message: str) -> None:
     console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
+def in_words(errors: Mapping[str, float]) -> str:
+    """Test errors by name.
+
+    >>> in_words({"clean": 0.045, "pgd": 0.1})
+    'test error: clean 4.5%, pgd 10.0%'
+    """
+    return "test error: " + ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
+
+
 class TrainingProgress(Observer):
-    """A bar with the loss, gamma, and E[c] against rho; warnings go to the console in any case."""
+    """A bar with the loss, gamma, and E[c] against rho, and a line for each look at the test error.
+
+    Warnings go to the console in any case.
+    """
 
     def __init__(self, console: Console, label: str, quiet: bool = False) -> None:
         self.console, self.label = console, label
@@ -51,6 +65,8 @@ class TrainingProgress(Observer):
         against = f" / rho {self._radius:g}" if self._radius is not None else ""
         state = f"loss {record.loss:.3f}  gamma {record.gamma:.3g}  E[c] {record.rho_eff:.3g}{against}"
         self._bar.update(self._task, advance=1, state=state)
+        if isinstance(record, FederatedRecord) and record.errors and not self._bar.disable:
+            say(self.console, f"after {record.step + 1} rounds: {in_words(record.errors)}")
 
     def warned(self, message: str) -> None:
         say(self.console, f"warning: {message}")

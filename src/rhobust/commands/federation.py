@@ -15,7 +15,7 @@ from rhobust.commands.train import destination, layers
 from rhobust.config import Config
 from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
-from rhobust.progress import TrainingProgress, say
+from rhobust.progress import TrainingProgress, in_words, say
 from rhobust.runner import federation_of
 from rhobust.runs import Run
 
@@ -141,7 +141,7 @@ def demo(
         stop(fed, None, quiet)
     errors = Run.find(path).metrics()[-1]["errors"]
     if not quiet and errors:
-        say(OUT, "test error: " + ", ".join(f"{name} {error:.1%}" for name, error in errors.items()))
+        say(OUT, in_words(errors))
 
 
 def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, quiet: bool) -> None:
