@@ -31,6 +31,10 @@ class Aggregator(ABC):
 
     def __call__(self, vectors: Tensor, weights: Tensor) -> Tensor:
         """The aggregate; refuses what has the wrong shape, is not finite, or comes from too few workers."""
+        return self.told(vectors, weights)[0]
+
+    def told(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The aggregate as a call gives it, and who was left out of it altogether, (K,)."""
         if vectors.ndim != 2 or not vectors.numel() or weights.shape != vectors.shape[:1]:
             shapes = f"{tuple(vectors.shape)} and {tuple(weights.shape)}"
             raise Refused(f"an aggregator takes vectors (K, P) and weights (K,), none of them empty, not {shapes}")
@@ -41,7 +45,7 @@ class Aggregator(ABC):
         share = weights.to(vectors.device, torch.float64)
         if not bool((share.isfinite() & (share > 0)).all()):
             raise Refused(f"the weights of workers must be finite and > 0, not {weights.tolist()}")
-        return self.combined(vectors.detach(), share / share.sum())
+        return self.selecting(vectors.detach(), share / share.sum())
 
     @property
     def fewest(self) -> int:
@@ -55,6 +59,10 @@ class Aggregator(ABC):
     @abstractmethod
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         """The rule itself, for checked vectors and weights (float64) that sum to 1."""
+
+    def selecting(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The rule, and whom it leaves out: nobody, unless it selects among the workers."""
+        return self.combined(vectors, weights), torch.zeros(len(vectors), dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,9 @@ class MultiKrum(Aggregator):
         return replace(self, liars=max(0, self.liars - caught))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
+        return self.selecting(vectors, weights)[0]
+
+    def selecting(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         points = _isometric(vectors)
         others = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
         others.fill_diagonal_(math.inf)
@@ -202,7 +213,7 @@ class MultiKrum(Aggregator):
         inside, tied = scores < edge * (1 - _TIE), scores <= edge * (1 + _TIE)
         places = (keep - inside.sum()) / (tied & ~inside).sum()
         kept = weights * torch.where(inside, 1.0, tied * places)
-        return (kept / kept.sum()).to(vectors.dtype) @ vectors
+        return (kept / kept.sum()).to(vectors.dtype) @ vectors, kept == 0
 
 
 @dataclass(frozen=True)
@@ -228,10 +239,13 @@ class Clipped(Aggregator):
         return replace(self, aggregator=self.aggregator.after(caught))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
+        return self.selecting(vectors, weights)[0]
+
+    def selecting(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)  # (K, 1)
         limit = Median().combined(norms, weights) if self.norm is None else self.norm
         factors = (limit / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
-        return self.aggregator.combined(vectors * factors.to(vectors.dtype), weights)
+        return self.aggregator.selecting(vectors * factors.to(vectors.dtype), weights)
 
 
 def _check_liars(liars: int) -> None:

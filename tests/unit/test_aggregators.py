@@ -173,6 +173,25 @@ def test_workers_whose_scores_tie_share_the_last_places() -> None:
     torch.testing.assert_close(MultiKrum(liars=1, keep=2)(square, torch.ones(5)), torch.tensor([0.5, 0.5]))
 
 
+@pytest.mark.parametrize("workers", [7, 10])
+def test_who_is_left_out_of_multi_krum_is_exactly_who_does_not_matter(workers: int) -> None:
+    vectors, weights = draw(workers, 5, seed=workers), torch.arange(1.0, workers + 1, dtype=torch.float64)
+    found, left_out = MultiKrum(2).told(vectors, weights)
+    assert int(left_out.sum()) == 2
+    torch.testing.assert_close(found, Mean()(vectors[~left_out], weights[~left_out]))
+    assert torch.equal(found, MultiKrum(2)(vectors, weights))
+
+
+def test_clipping_comes_before_the_choice_and_ties_leave_nobody_out() -> None:
+    points = torch.tensor([[1.0, 0.0], [9.0, 1.0], [1.0, 0.1], [0.0, 0.9], [1.0, 0.2]], dtype=torch.float64)
+    assert MultiKrum(1).told(points, torch.ones(5))[1].tolist() == [False, True, False, False, False]  # the longest
+    clipped = Clipped(MultiKrum(1)).told(points, torch.ones(5))[1]
+    assert clipped.tolist() == [False, False, False, True, False]  # the one that points elsewhere
+    assert not MultiKrum(1).told(column(0, 1, 2, 3, 4), torch.ones(5))[1].any()  # the ends share a place
+    for rule in (Mean(), Median(), TrimmedMean(1), GeometricMedian()):
+        assert rule.told(points, torch.ones(5))[1].tolist() == [False] * 5
+
+
 def test_clipping_scales_what_is_too_long_and_nothing_else() -> None:
     vectors = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [-30.0, 40.0]], dtype=torch.float64)
     seen: list[Tensor] = []

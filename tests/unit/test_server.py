@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rhobust.aggregators import Median, MultiKrum, TrimmedMean
+from rhobust.aggregators import Aggregator, Mean, Median, MultiKrum, TrimmedMean
 from rhobust.engines.federated import QuorumLost, Server, Task, Upload
 from rhobust.engines.worker import LocalWork
 from rhobust.errors import Diverged
@@ -192,6 +192,17 @@ def test_only_a_lie_among_those_asked_is_a_liar_less_to_fear(kind: str, caught: 
     assert list(server.step(asked, {**uploads, names[4]: bad}).dropped) == [names[4]]
     literal.step(names[:4], {name: uploads[name] for name in names[:4]})
     assert torch.equal(theta_gamma(server), theta_gamma(literal))
+
+
+@pytest.mark.parametrize(("rule", "left_out"), [(MultiKrum(1), ["worker-4"]), (TrimmedMean(1), []), (Mean(), [])])
+def test_whom_the_aggregator_leaves_out_is_named(rule: Aggregator, left_out: list[str]) -> None:
+    """By name, though one before it was dropped; a silent one is no liar caught, so there is still one to fear."""
+    setting = Setting(sizes=[12] * 6, aggregator=rule)
+    server = setting.server()
+    uploads = setting.uploads(server.task())
+    far = replace(uploads["worker-4"], theta=uploads["worker-4"].theta + 9.0)
+    record = server.step(list(uploads), {**uploads, "worker-2": "gone", "worker-4": far})
+    assert (record.left_out, list(record.dropped), record.workers) == (left_out, ["worker-2"], 5)
 
 
 def _at_round(uploads: dict[str, Upload], number: int) -> dict[str, Upload]:

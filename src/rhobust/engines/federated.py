@@ -94,6 +94,7 @@ class Aggregate:
     dropped: dict[str, str]  # who did not count, and why
     bytes_up: int
     bytes_down: int
+    left_out: list[str] = field(default_factory=list)  # whose theta the aggregator, which selects, did not use
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class FederatedRecord(Record):
     bytes_down: int
     errors: dict[str, float] = field(default_factory=dict)
     """Clean and attacked test errors, in the rounds that measure them."""
+    left_out: list[str] = field(default_factory=list)
+    """Whose gradient in theta the aggregator, where it selects, did not use; gamma's is aggregated apart."""
 
 
 class Server:
@@ -151,9 +154,10 @@ class Server:
                 f"({reasons})"
             )
         weights = torch.tensor([float(upload.samples) if self.weighted else 1.0 for upload in kept]).double()
-        theta = aggregator(torch.stack([upload.theta for upload in kept]), weights)
+        theta, left_out = aggregator.told(torch.stack([upload.theta for upload in kept]), weights)
         gamma = aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
         share = (weights / weights.sum()).tolist()
+        useful = [name for name in names if name not in dropped]
         return self.apply(
             Aggregate(
                 theta=theta,
@@ -164,6 +168,7 @@ class Server:
                 dropped=dropped,
                 bytes_up=sum(upload.size for upload in answers.values() if isinstance(upload, Upload)),
                 bytes_down=task.size * len(names),
+                left_out=[name for name, out in zip(useful, left_out.tolist(), strict=True) if out],
             )
         )
 
@@ -196,6 +201,7 @@ class Server:
             dropped=found.dropped,
             bytes_up=found.bytes_up,
             bytes_down=found.bytes_down,
+            left_out=found.left_out,
         )
         self.optimizer.step()
         self.round += 1
