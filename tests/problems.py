@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.optimize import brentq, minimize, minimize_scalar
+from scipy.special import expit
 from torch import Tensor, nn
 
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
@@ -219,15 +220,24 @@ def margin_gain(t: np.ndarray | float, bias: float, rate: float, gamma: float) -
     return np.logaddexp(0, bias + rate * t) - gamma * np.square(t)
 
 
-def margin_sup(bias: float, rate: float, gamma: float, cap: float = math.inf) -> float:
+def error_gain(t: np.ndarray | float, bias: float, rate: float, gamma: float) -> np.ndarray | float:
+    """The same for the chance of an error: sigmoid(bias + rate t) - gamma t^2."""
+    return expit(bias + rate * t) - gamma * np.square(t)
+
+
+Gain = Callable[[np.ndarray | float, float, float, float], np.ndarray | float]
+
+
+def margin_sup(bias: float, rate: float, gamma: float, cap: float = math.inf, gain: Gain = margin_gain) -> float:
     """max over 0 <= t <= cap of the gain, by a dense grid whose best cells are polished: no concavity needed."""
     top = min(cap, rate / (2 * gamma))
-    grid = np.unique(np.concatenate([np.linspace(0, top, 4001), top * np.logspace(-12, 0, 400)]))
-    gains = margin_gain(grid, bias, rate, gamma)
+    border = np.clip((np.linspace(-5, 40, 4001) - bias) / rate, 0, top)  # a sigmoid is steep there, and only there
+    grid = np.unique(np.concatenate([np.linspace(0, top, 4001), top * np.logspace(-12, 0, 400), border]))
+    gains = gain(grid, bias, rate, gamma)
     best = int(gains.argmax())
     cell = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     polished = minimize_scalar(
-        lambda t: -margin_gain(t, bias, rate, gamma), bounds=cell, method="bounded", options={"xatol": 1e-13 * top}
+        lambda t: -gain(t, bias, rate, gamma), bounds=cell, method="bounded", options={"xatol": 1e-13 * top}
     )
     return max(float(gains[best]), -float(polished.fun))
 

@@ -7,6 +7,7 @@ There is one loop, `maximize`; what differs arrives as a value:
     PenalizedAscent  a fixed number of steps on psi                      WRM, SPGDA (one step)
     Oracle           steps on psi until an accuracy is reached           SPGD
     MarginAscent     steps that linearize the margin, not the loss       ours
+    ErrorAscent      the same, after errors, not losses                  ours
 
 Gradients are per sample (the batch is summed, never averaged), and zeta stays in the box of the data.
 """
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from rhobust.costs import per_sample, rows
 from rhobust.errors import Refused
-from rhobust.margin import MarginAscent, margin_length
+from rhobust.margin import ErrorAscent, MarginAscent, error_length, margin_length
 from rhobust.maximizer import Maximizer, Step, check_count, check_positive, maximize
 from rhobust.oracle import Oracle
 from rhobust.problem import Accuracy, Maximum, Point, Problem
@@ -29,6 +30,7 @@ from rhobust.problem import Accuracy, Maximum, Point, Problem
 __all__ = [
     "Accuracy",
     "Ball",
+    "ErrorAscent",
     "Identity",
     "MarginAscent",
     "Maximizer",
@@ -38,6 +40,7 @@ __all__ = [
     "Point",
     "Problem",
     "Step",
+    "error_length",
     "margin_length",
     "maximize",
 ]

@@ -18,6 +18,7 @@ METHODS = {
     "drfl": "spgda",
     "drfl-spgd": "spgd",
     "drfl-margin": "spgda-margin",
+    "drfl-error": "spgda-error",
     "drfl-literal": "spgda-literal",
     "fedavg": "erm",
 }

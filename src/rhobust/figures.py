@@ -26,9 +26,11 @@ _COLORS = {
     "spgd": "#0072B2",
     "spgda": "#009E73",
     "spgda-margin": "#56B4E9",
+    "spgda-error": "#000000",
     "drfl": "#117733",
     "drfl-spgd": "#332288",
     "drfl-margin": "#44AAAA",
+    "drfl-error": "#333333",
     "fedavg": "#AA4499",
 }
 # Nothing is told by color alone.
@@ -41,9 +43,11 @@ _MARKERS = {
     "spgd": "s",
     "spgda": "P",
     "spgda-margin": "X",
+    "spgda-error": "p",
     "drfl": "*",
     "drfl-spgd": "d",
     "drfl-margin": "<",
+    "drfl-error": "H",
     "fedavg": "h",
 }
 _MOST_COLUMNS = 9  # of a legend; more are put in two rows
@@ -56,7 +60,7 @@ def style(method: str) -> dict[str, Any]:
     name, literal = method.removesuffix("-literal"), method.endswith("-literal")
     return {
         "color": _COLORS.get(name, "#8C6D31"),
-        "marker": _MARKERS.get(name, "p"),
+        "marker": _MARKERS.get(name, "8"),
         "markersize": 4,
         "markerfacecolor": "none" if literal else None,
         "linestyle": "--" if literal else "-",

@@ -1,4 +1,4 @@
-"""Margin ascent: linearize the margin instead of the loss."""
+"""Margin ascent: linearize the margin instead of the loss, to raise the loss or the chance of an error."""
 
 from __future__ import annotations
 
@@ -51,10 +51,30 @@ class MarginAscent(Maximizer):
         doubt = -torch.expm1(-loss)  # 1 - e^-l = sigmoid(-m), (B,)
         fall = point.slope / per_sample(doubt, point.slope)  # gradient of -m
         bias = loss + torch.log(doubt) - rows(fall * (point.zeta - problem.z)).sum(1)  # -m, extended back to z
-        length = margin_length(bias, problem.cost.dual_norm(fall), problem.gamma, self.cap)
+        length = self.length(bias, problem.cost.dual_norm(fall), problem.gamma)
         target = problem.project(problem.z + per_sample(length, fall) * problem.cost.direction(fall))
         zeta = point.zeta + (target - point.zeta) / math.sqrt(t + 1)
         return Step(zeta, zeta)
+
+    def length(self, bias: Tensor, rate: Tensor, gamma: Tensor) -> Tensor:
+        """How far to go along d, for each sample."""
+        return margin_length(bias, rate, gamma, self.cap)
+
+
+@dataclass(frozen=True)
+class ErrorAscent(MarginAscent):
+    """The same for the chance of an error, 1 - e^-l = sigmoid(-m), in place of the loss l = softplus(-m).
+
+        max over 0 <= t <= cap of  sigmoid(b + s t) - gamma t^2
+
+    The adversary is after errors, which is what an attack is judged by; theta still descends the loss at zeta. The
+    chance is at most one: a sample that is wrong already is left where it is, and one that can be made wrong is moved
+    across the border and not beyond. So the radius goes to samples near the border, and hard ones are not made harder.
+    gamma is then the dual variable of the worst expected error over the ball.
+    """
+
+    def length(self, bias: Tensor, rate: Tensor, gamma: Tensor) -> Tensor:
+        return error_length(bias, rate, gamma, self.cap)
 
 
 def margin_length(bias: Tensor, rate: Tensor, gamma: Tensor, cap: float = math.inf) -> Tensor:
@@ -81,3 +101,44 @@ def margin_length(bias: Tensor, rate: Tensor, gamma: Tensor, cap: float = math.i
         return torch.nn.functional.softplus(bias + rate * t) - gamma * t.square()
 
     return torch.where(gain(high) > gain(low), high, low)
+
+
+def error_length(bias: Tensor, rate: Tensor, gamma: Tensor, cap: float = math.inf) -> Tensor:
+    """argmax over 0 <= t <= cap of sigmoid(bias + rate t) - gamma t^2, for each sample.
+
+    With u = bias + rate t the stationary points solve sigmoid'(u) = (u - bias) / k, k = rate^2 / (2 gamma): where a
+    bell meets a line that rises from zero at u = bias. In v = log(u - bias) they are the roots of
+
+        G(v) = log sigmoid'(u) - v + log k
+
+    which is convex for small v, and concave from somewhere below u = 0 on. So there are at most two maxima, where G
+    falls through zero: Newton from below rises to the lower, Newton from above falls to the upper, both monotonically.
+    The better wins.
+
+    >>> error_length(torch.tensor([-2.0]), torch.tensor([4.0]), torch.tensor(0.25))  # the border is at 0.5
+    tensor([0.9563])
+    """
+    tiny = torch.finfo(rate.dtype).tiny
+    k = (rate.square() / (2 * gamma)).clamp_min(tiny)
+    most = torch.minimum(
+        k / 4, (k.log() - bias).maximum(-bias).clamp_min(0) + 1
+    ).log()  # the bell is below 1/4 and e^-u
+    least = torch.minimum(k.log() + _log_bell(bias), most)  # below u = 0 the bell rises
+    v = torch.stack([least, most])  # (2, B): both searches at once
+    for _ in range(_NEWTON_STEPS):
+        way = v.exp()
+        fall = 1 + way * torch.tanh((bias + way) / 2)  # -G'
+        newton = v + (_log_bell(bias + way) - v + k.log()) / fall.clamp_min(tiny)
+        # Where G does not fall there is no maximum on this side; stay, the other search has it.
+        v = torch.where(fall > 0, newton.clamp_min(math.log(tiny)).minimum(most), v)
+    low, high = (v.exp() * rate / (2 * gamma * k)).clamp_max(cap)
+
+    def gain(t: Tensor) -> Tensor:
+        return torch.sigmoid(bias + rate * t) - gamma * t.square()
+
+    return torch.where(gain(high) > gain(low), high, low)
+
+
+def _log_bell(u: Tensor) -> Tensor:
+    """log sigmoid'(u), also far out."""
+    return -u.abs() - 2 * torch.log1p(torch.exp(-u.abs()))

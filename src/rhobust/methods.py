@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
+from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
 from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
@@ -64,6 +64,12 @@ _TABLE = (
         "spgda-margin",
         "gamma learned, one ascent step on the margin (ours; cross-entropy only)",
         MarginAscent(),
+        gamma_rule=Multiplicative(),
+    ),
+    Method(
+        "spgda-error",
+        "gamma learned, one ascent step on the margin, after errors (ours; cross-entropy only)",
+        ErrorAscent(),
         gamma_rule=Multiplicative(),
     ),
     Method(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rhobust import L1, FixedGamma, Multiplicative, ProjectedGradient, ProximalOptimizer, RobustObjective
-from rhobust.ascent import Ball, MarginAscent, Oracle, margin_length, maximize
+from rhobust.ascent import Ball, ErrorAscent, MarginAscent, Oracle, error_length, margin_length, maximize
 from rhobust.costs import SquaredL2, SquaredLp
 from rhobust.optim import GammaRule
 from rhobust.problem import Problem
@@ -31,6 +31,7 @@ from tests.problems import (
     cross_entropy,
     dual_minimum,
     dual_value,
+    error_gain,
     generator,
     hinge_problem,
     length,
@@ -499,6 +500,55 @@ class TestMargin:
 
         check_sup(Solved(problem, torch.tensor(sup, dtype=torch.float64)), found.zeta, tolerance=1e-8)
         assert found.gradients == 1
+
+
+class TestError:
+    """max over 0 <= t <= cap of sigmoid(bias + rate t) - gamma t^2: the chance of an error in place of the loss."""
+
+    @given(
+        bias=st.floats(-60, 20),
+        rate=st.floats(1e-3, 60),
+        gamma=st.floats(1e-3, 20),
+        cap=st.one_of(st.just(math.inf), st.floats(1e-3, 20)),
+    )
+    @example(bias=-3.5, rate=4.35, gamma=0.69, cap=math.inf)  # both maxima below the border
+    @example(bias=-20.0, rate=10.0, gamma=0.1, cap=2.1)  # the cap between the border and the upper maximum
+    @example(bias=-20.0, rate=10.0, gamma=0.1, cap=1.9)  # and before the border
+    @settings(deadline=None, derandomize=True, max_examples=300)
+    def test_length_attains_the_maximum(self, bias: float, rate: float, gamma: float, cap: float) -> None:
+        found = float(error_length(scalar(bias)[None], scalar(rate)[None], scalar(gamma), cap))
+        assert 0 <= found <= cap
+        best = margin_sup(bias, rate, gamma, cap, error_gain)
+        assert error_gain(found, bias, rate, gamma) == pytest.approx(best, abs=1e-9)
+
+    def test_who_is_wrong_already_stays_and_who_can_be_made_wrong_just_crosses(self) -> None:
+        bias = torch.tensor([30.0, -4.0, -8.0], dtype=torch.float64)
+        wrong, near, far = error_length(bias, torch.full_like(bias, 20.0), scalar(8.0)).tolist()
+        assert wrong < 1e-9  # its loss could still be raised, its error could not
+        assert 0.2 < near < 0.3  # the border is at 0.2; a softplus would go on to the cap of its price, 1.25
+        assert far < 1e-2  # at 0.4, where the price is above what an error is worth: 8 * 0.4^2 > 1
+        assert margin_length(bias, torch.full_like(bias, 20.0), scalar(8.0)).tolist() == pytest.approx([1.25] * 3)
+
+    def test_no_slope_is_no_move(self) -> None:
+        found = error_length(torch.tensor([-2.0, 0.0, 3.0]), torch.zeros(3), torch.tensor(1.0))
+        assert torch.equal(found, torch.zeros(3))
+
+    @each_norm
+    @pytest.mark.parametrize("dearness", [0.02, 0.3, 3.0])
+    def test_one_gradient_is_exact_for_a_linear_logistic_model(self, norm: Norm, dearness: float) -> None:
+        draws = generator(7)
+        theta = normal(draws, 4)
+        rate = float(length(theta, norm.q))
+        margins = torch.tensor([-3.0, 0.0, 2.0, 8.0, 20.0, 30.0], dtype=torch.float64)
+        z = margins[:, None] * theta / theta.square().sum()
+        gamma = dearness * rate**2 / 8
+        problem = Problem(z, lambda zeta: softplus(-(zeta @ theta)), scalar(gamma), norm.cost)
+
+        zeta = maximize(problem, ErrorAscent(steps=1)).zeta
+
+        found = torch.sigmoid(-(zeta @ theta)) - gamma * norm.cost(z, zeta)
+        sup = [margin_sup(-margin, rate, gamma, gain=error_gain) for margin in margins.tolist()]
+        torch.testing.assert_close(found, torch.tensor(sup, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 class TestLabelCost:

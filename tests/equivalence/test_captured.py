@@ -92,7 +92,8 @@ def close(a: LocalEngine, b: LocalEngine, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    "method", ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgd-literal", "spgda-literal"]
+    "method",
+    ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgda-error", "spgd-literal", "spgda-literal"],
 )
 def test_captured_is_eager_step_for_step(method: str) -> None:
     captured, eager = engine(CapturedEngine, method), engine(LocalEngine, method)

@@ -38,6 +38,7 @@ SETTINGS = {
     "spgda-literal": Setting(method="spgda-literal"),
     "spgd": Setting(method="spgd"),
     "margin": Setting(method="spgda-margin"),
+    "error": Setting(method="spgda-error"),
     "ten-workers": Setting(sizes=[9] * 10),
     "whole-shares": Setting(sizes=[5] * 4),  # smaller than a minibatch: everything is used
 }

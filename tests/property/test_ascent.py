@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rhobust import RobustObjective
-from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent, maximize
+from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent, maximize
 from rhobust.costs import SquaredL2
 from rhobust.errors import Refused
 from rhobust.problem import Problem
@@ -38,6 +38,7 @@ MAXIMIZERS = [
     PenalizedAscent(steps=2, eta=0.1),
     Oracle(accuracy=1e-3, max_steps=7),
     MarginAscent(steps=2),
+    ErrorAscent(steps=2),
 ]
 SEEDS = st.integers(0, 10**6)
 PRICES = st.floats(-2, 2).map(lambda power: 10**power)
