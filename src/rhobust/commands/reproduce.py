@@ -24,9 +24,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(help="So many seeds, from 0 on.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="The same on a small slice, in a minute or two.")] = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Trainings at once.", show_default="12 on a GPU, else 1")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Trainings at once.", show_default="12 on a GPU, else 1")] = None,
     page: Annotated[
         Path | None, typer.Option(help="For draw: a page whose tables are to be filled in, figures beside it.")
     ] = None,
