@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,14 @@ from rhobust.errors import DataError
 from rhobust.validator import check_batch
 
 _BATCH_SIZE = 128  # the paper's
+
+
+class Batch(NamedTuple):
+    """Some samples, and which of all they are where all are in memory."""
+
+    x: Tensor
+    y: Tensor
+    at: Tensor | None = None
 
 
 class Batches(ABC):
@@ -30,7 +38,7 @@ class Batches(ABC):
         return None
 
     @abstractmethod
-    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `skip` on, the same at every call."""
 
 
@@ -48,10 +56,10 @@ class SampleBatches(Batches):
     def whole(self) -> Samples:
         return self.samples
 
-    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.samples), self.seed, number).to(self.samples.x.device)  # one copy for the epoch
         for chosen in torch.split(order, self.batch_size)[skip:]:
-            yield self.samples.x[chosen], self.samples.y[chosen]
+            yield Batch(self.samples.x[chosen], self.samples.y[chosen], chosen)
 
 
 class DatasetBatches(Batches):
@@ -69,11 +77,11 @@ class DatasetBatches(Batches):
     def steps(self) -> int:
         return -(-len(self.dataset) // self.batch_size)
 
-    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.dataset), self.seed, number)
         for chosen in torch.split(order, self.batch_size)[skip:]:
             x, y = default_collate([self.dataset[i] for i in chosen.tolist()])
-            yield x.to(self.device), y.to(self.device)
+            yield Batch(x.to(self.device), y.to(self.device))
 
 
 class LoaderBatches(Batches):
@@ -88,13 +96,13 @@ class LoaderBatches(Batches):
         except TypeError:  # an iterable data set that does not know its length
             return None
 
-    def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         for index, batch in enumerate(self.loader):
             if index >= skip:
                 if not (isinstance(batch, tuple | list) and len(batch) == 2):
                     raise DataError(f"the DataLoader must give pairs (x, y), not {type(batch).__name__}")
                 x, y = batch
-                yield x.to(self.device), y.to(self.device)
+                yield Batch(x.to(self.device), y.to(self.device))
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:

@@ -80,6 +80,7 @@ class Config:
     checkpoint_every: int | None = None
     momentum: float = 0.0
     average: float | None = None
+    memory: float | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
 
@@ -177,8 +178,12 @@ class Config:
             found.append(
                 f"average, the decay of the averaged weights, must be at least 0 and below 1, not {self.average}"
             )
+        if self.memory is not None and not 0 < self.memory <= 1:
+            found.append(f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {self.memory}")
         if self.federation and self.average is not None:
             found.append("a federation keeps no average of its weights: drop average")
+        if self.federation and self.memory is not None:
+            found.append("the workers of a federation keep no memory of their ascents: drop memory")
         if self.federation and self.precision != "float32":
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:
@@ -246,7 +251,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule"), str),
     **dict.fromkeys(("device", "precision"), str),
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
-    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average"), float),
+    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average", "memory"), float),
 }
 
 

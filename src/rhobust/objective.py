@@ -33,6 +33,8 @@ class Surrogate:
     """Mean psi, a scalar ready for `.backward()`."""
     zeta: Tensor
     """The worst-case inputs (B, ...), detached."""
+    moved: Tensor
+    """How far they are from the centers of their balls, (B, ...): x, or x with noise."""
     labels: Tensor
     """The labels at zeta (B, ...): y itself unless flips have a finite cost."""
     cost: Tensor
@@ -98,16 +100,29 @@ class RobustObjective(nn.Module):
         )
         self._classes: int | None = None  # known once the model has answered
 
-    def forward(self, x: Tensor, y: Tensor) -> Surrogate:
-        """Solve the inner sup for the batch and return the surrogate."""
+    def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
+        """Solve the inner sup for the batch and return the surrogate.
+
+        The ascent begins `start` (B, ...) away from the centers; by default where its maximizer likes to.
+        """
         check_model(self.model)
         self.check(x, y)
-        labels, maximum, cost = self._solve(self._smoothed(x), y)
+        center = self._smoothed(x)
+        labels, maximum, cost = self._solve(center, y, start)
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         value = loss.mean()
         if self.maximizer.penalized:
             value = value + self.gamma * (self.radius - cost.mean())
-        return Surrogate(value, maximum.zeta, labels, cost, loss.detach(), maximum.accuracy, maximum.gradients)
+        return Surrogate(
+            value,
+            maximum.zeta,
+            maximum.zeta - center,
+            labels,
+            cost,
+            loss.detach(),
+            maximum.accuracy,
+            maximum.gradients,
+        )
 
     def maximum(self, x: Tensor, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
@@ -122,12 +137,12 @@ class RobustObjective(nn.Module):
         noisy = x + self.noise * (2 * torch.rand_like(x) - 1)
         return noisy if self.bounds is None else noisy.clamp(*self.bounds)
 
-    def _solve(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+    def _solve(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
         if self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._loss(x, y)
-        return self._flipped(x, y) if math.isfinite(self.cost.kappa) else self._moved(x, y)
+        return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start)
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
@@ -139,14 +154,15 @@ class RobustObjective(nn.Module):
         """The inner problem of a batch, for whoever wants to solve it another way."""
         return Problem(x.detach(), lambda zeta: self._loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
 
-    def _moved(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+    def _moved(self, x: Tensor, y: Tensor, start: Tensor | None) -> tuple[Tensor, Maximum, Tensor]:
         problem = self.problem(x, y)
-        start = self.maximizer.start(problem)  # its draws advance the global generator; the model's do not
+        # The draws of a maximizer's own start advance the global generator; the model's do not.
+        zeta = self.maximizer.start(problem) if start is None else problem.project(problem.z + start)
         with undisturbed(self.model):
-            maximum = maximize(problem, self.maximizer, start)
+            maximum = maximize(problem, self.maximizer, zeta)
         return y, maximum, self.cost(problem.z, maximum.zeta)
 
-    def _flipped(self, x: Tensor, y: Tensor) -> tuple[Tensor, Maximum, Tensor]:
+    def _flipped(self, x: Tensor, y: Tensor, start: Tensor | None) -> tuple[Tensor, Maximum, Tensor]:
         """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
         if not self._classes:
             raise Refused(
@@ -155,7 +171,8 @@ class RobustObjective(nn.Module):
             )
         classes = self._classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
-        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every)
+        start = None if start is None else start.repeat_interleave(classes, 0)
+        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
             psi = self._loss(maximum.zeta, every) - self.gamma * cost

@@ -108,7 +108,7 @@ def _optimizer(config: Config, model: nn.Module, rate: float | None) -> torch.op
 def _trainer(config: Config, data: DataSet, run: Run, device: torch.device) -> Trainer:
     engine = engine_of(config, data, device)
     batches = batches_of(data.train, config.batch_size, config.seed, device)
-    return Trainer(engine, batches, config.epochs, run, config.log_every, config.checkpoint_every)
+    return Trainer(engine, batches, config.epochs, run, config.log_every, config.checkpoint_every, config.memory)
 
 
 def server_of(config: Config, data: DataSet, device: torch.device) -> Server:

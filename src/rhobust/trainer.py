@@ -18,6 +18,7 @@ from rhobust.engines.local import LocalEngine, Record
 from rhobust.errors import ConfigError, Refused
 from rhobust.interrupts import deferred_signals
 from rhobust.losses import cross_entropy
+from rhobust.memory import Memory
 from rhobust.methods import Method, find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.optim import GammaRule, ProximalOptimizer, adam
@@ -53,7 +54,21 @@ class Trainer:
     run: Run | None = None
     log_every: int = 1
     checkpoint_every: int | None = None
+    memory: float | None = None
+    """The decay of `Memory`, where the ascents go on from where they were left."""
     history: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            self.engine.memory = self._remembering(self.memory)
+
+    def _remembering(self, decay: float) -> Memory:
+        whole = self.batches.whole()
+        if whole is None:
+            raise Refused("a memory of the ascents needs the data as (x, y): a loader does not say which samples come")
+        if not self.objective.maximizer.gradients:
+            raise Refused(f"{self.objective.maximizer} does not move the samples: there is nothing to remember")
+        return Memory(whole.x, decay)
 
     def train(self, observer: Observer | None = None, start: int = 0) -> None:
         """Take every step from `start` on.
@@ -71,8 +86,8 @@ class Trainer:
             self.engine.admit(whole.x, whole.y)
         with deferred_signals(enabled=self.run is not None) as signals:
             for epoch in range(first, self.epochs):
-                for x, y in self.batches.epoch(epoch, skip if epoch == first else 0):
-                    self._note(self.engine.step(x, y, step, epoch), observer)
+                for x, y, at in self.batches.epoch(epoch, skip if epoch == first else 0):
+                    self._note(self.engine.step(x, y, step, epoch, at), observer)
                     step += 1
                     if self.run and (signals or step % (self.checkpoint_every or per_epoch or 1) == 0):
                         self._catch_up(observer)
@@ -107,6 +122,7 @@ class Trainer:
             "objective": dict(self.engine.objective.state_dict()),
             "optimizer": self.engine.optimizer.state_dict(),
             "average": None if self.engine.average is None else self.engine.average.state_dict(),
+            "memory": None if self.engine.memory is None else self.engine.memory.state_dict(),
             "generator": torch.get_rng_state(),
             "cuda_generator": cuda,
         }
@@ -117,6 +133,8 @@ class Trainer:
         self.engine.optimizer.load_state_dict(state["optimizer"])
         if self.engine.average is not None:
             self.engine.average.load_state_dict(state["average"])
+        if self.engine.memory is not None:
+            self.engine.memory.load_state_dict(state["memory"])
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"])
@@ -196,6 +214,7 @@ def fit(
     bounds: tuple[float, float] | None = None,
     precision: torch.dtype = torch.float32,
     average: float | None = None,
+    memory: float | None = None,
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -205,9 +224,10 @@ def fit(
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
     neither of the last two is ever held in memory whole. Batches have 128 samples; a loader brings its own. The
     optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision` torch.bfloat16 the model's passes
-    run under autocast; with `average`, a decay such as 0.999, the model ends with its weights averaged over the steps.
-    On a GPU the step is captured once and replayed, where it can be. The random draws of the training come from `seed`;
-    the global generators are left as they were.
+    run under autocast; with `average`, a decay such as 0.999, the model ends with its weights averaged over the steps;
+    with `memory`, a decay such as 0.9, an ascent begins near where that of the epoch before ended (`Memory`). On a GPU
+    the step is captured once and replayed, where it can be. The random draws of the training come from `seed`; the
+    global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -236,7 +256,7 @@ def fit(
         precision=precision,
         average=average,
     )
-    trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs)
+    trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs, memory=memory)
     with seeded(seed, device):
         trainer.train(observer)
     return Fit(engine.objective, engine.optimizer, trainer.history)

@@ -276,3 +276,19 @@ def test_captured_noise_is_eager_noise() -> None:
         run(one, batches())
     assert captured.captured
     assert close(captured, eager, 1e-5)
+
+
+def test_captured_memory_is_eager_memory() -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(20), strict=True))
+    made = []
+    for kind in (CapturedEngine, LocalEngine):
+        one = engine(kind, "spgda-error")
+        Trainer(one, SampleBatches(Samples(x, y), 64, 0, x.device), 4, memory=0.9).train()
+        made.append(one)
+    captured, eager = made
+    assert captured.captured
+    assert close(captured, eager, 1e-5)
+    assert captured.memory is not None
+    assert eager.memory is not None
+    torch.testing.assert_close(captured.memory.moves, eager.memory.moves, rtol=2e-3, atol=1e-3)
+    assert captured.memory.moves.abs().max() > 0

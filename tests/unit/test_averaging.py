@@ -43,7 +43,7 @@ def path(steps: int) -> list[Tensor]:
     plain, found = engine(None), []
     batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * steps
     for number in range(steps):
-        plain.step(*batches[number], number, 0)
+        plain.step(batches[number].x, batches[number].y, number, 0)
         found.append(plain.objective.model.weight.detach().clone())
     return found
 
@@ -53,7 +53,7 @@ def test_the_average_is_the_formula_along_the_path_of_a_plain_training(decay: fl
     averaged, expected = engine(decay), torch.zeros(3, 4)
     batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * 12
     for step, theta in enumerate(path(12), start=1):
-        averaged.step(*batches[step - 1], step - 1, 0)
+        averaged.step(batches[step - 1].x, batches[step - 1].y, step - 1, 0)
         assert torch.equal(averaged.objective.model.weight, theta)  # the steps themselves are the same
         share = max(1 / step, 1 - decay)
         expected = (1 - share) * expected + share * theta

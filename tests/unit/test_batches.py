@@ -40,11 +40,11 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 def test_an_epoch_is_a_permutation_decided_by_seed_and_number() -> None:
     batches = batches_of((X, Y), 16, seed=3, device=CPU)
-    first = torch.cat([x for x, _ in batches.epoch(0)])
+    first = torch.cat([x for x, _, _ in batches.epoch(0)])
     assert torch.equal(first.sort(0).values, X.sort(0).values)
-    assert torch.equal(first, torch.cat([x for x, _ in batches_of((X, Y), 16, 3, CPU).epoch(0)]))
-    assert not torch.equal(first, torch.cat([x for x, _ in batches.epoch(1)]))
-    assert not torch.equal(first, torch.cat([x for x, _ in batches_of((X, Y), 16, 4, CPU).epoch(0)]))
+    assert torch.equal(first, torch.cat([x for x, _, _ in batches_of((X, Y), 16, 3, CPU).epoch(0)]))
+    assert not torch.equal(first, torch.cat([x for x, _, _ in batches.epoch(1)]))
+    assert not torch.equal(first, torch.cat([x for x, _, _ in batches_of((X, Y), 16, 4, CPU).epoch(0)]))
 
 
 @pytest.mark.parametrize("data", [(X, Y), TensorDataset(X, Y)])
@@ -52,19 +52,21 @@ def test_skipping_gives_the_rest_of_the_same_epoch(data: object) -> None:
     batches = batches_of(data, 16, seed=0, device=CPU)
     whole, rest = list(batches.epoch(2)), list(batches.epoch(2, skip=2))
     assert len(whole) == batches.steps() == 4
-    for (a, _), (b, _) in zip(whole[2:], rest, strict=True):
-        assert torch.equal(a, b)
+    for one, other in zip(whole[2:], rest, strict=True):
+        assert torch.equal(one.x, other.x)
 
 
 @pytest.mark.parametrize(
     "data", [(X.numpy(), Y.numpy()), [X, Y], TensorDataset(X, Y), (X.double().numpy(), Y.numpy().astype(np.int32))]
 )
 def test_tensors_arrays_and_datasets_give_the_same_batches(data: object) -> None:
-    for (a, b), (x, y) in zip(
+    for (a, b, _), (x, y, at) in zip(
         batches_of(data, 16, 7, CPU).epoch(1), batches_of((X, Y), 16, 7, CPU).epoch(1), strict=True
     ):
         assert torch.equal(a, x)
         assert torch.equal(b, y)
+        assert at is not None
+        assert torch.equal(x, X[at])
 
 
 def test_a_dataset_is_streamed_batch_by_batch() -> None:

@@ -7,6 +7,7 @@ fused. Nothing here knows what the step computes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 
@@ -60,17 +61,18 @@ class CapturedEngine(LocalEngine):
     def admit(self, x: Tensor, y: Tensor) -> None:
         self._data = x, y
 
-    def step(self, x: Tensor, y: Tensor, step: int, epoch: int) -> list[Record]:
+    def step(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> list[Record]:
         if self._diverged is not None:
             raise self._diverged
-        graph = self._graphs.find(x, y)
+        batch = (x, y) if self.memory is None or at is None else (x, y, at)
+        graph = self._graphs.find(*batch)
         if graph is None:
             records = self.flush()
-            return records if self._diverged is not None else [*records, *self._eagerly(x, y, step, epoch)]
+            return records if self._diverged is not None else [*records, *self._eagerly(batch, step, epoch)]
         self._look(x, y)
         if not self._pending:
             self._before = [part.detach().clone() for part in self._parts()]
-        numbers = graph.replay(x, y)
+        numbers = graph.replay(*batch)
         self._pending.append(Numbers(step, epoch, numbers.values.clone(), numbers.gradients))
         return self.flush() if len(self._pending) == _WINDOW else []
 
@@ -103,29 +105,30 @@ class CapturedEngine(LocalEngine):
             self.objective.check(*self._data)
             self._looked = True
 
-    def _eagerly(self, x: Tensor, y: Tensor, step: int, epoch: int) -> list[Record]:
+    def _eagerly(self, batch: Sequence[Tensor], step: int, epoch: int) -> list[Record]:
+        x, y, *at = batch
         with self._graphs.warming():
             try:
-                with self._fused(x, y):
-                    return super().step(x, y, step, epoch)
+                with self._fused(*batch):
+                    return super().step(x, y, step, epoch, *at)
             except RuntimeError as problem:
                 if self._fusion is None:
                     raise
                 # Perhaps the compiler's, before anything was updated; if it is the model's, it comes again.
                 self._fusion = None
                 self.warn(f"kernels are not fused, which takes longer: {first_line(problem)}")
-                return super().step(x, y, step, epoch)
+                return super().step(x, y, step, epoch, *at)
 
-    def _recorded(self, x: Tensor, y: Tensor) -> Numbers:
+    def _recorded(self, x: Tensor, y: Tensor, *at: Tensor) -> Numbers:
         """The step, as it is captured."""
-        with self._fused(x, y):
-            numbers = self.gradient(x, y, 0, 0)
+        with self._fused(x, y, *at):
+            numbers = self.gradient(x, y, 0, 0, *at)
             self.update()
         return numbers
 
-    def _fused(self, x: Tensor, y: Tensor) -> AbstractContextManager[None]:
+    def _fused(self, *batch: Tensor) -> AbstractContextManager[None]:
         """Only for the first shape of batch: to compile for the last of an epoch costs more than it brings."""
-        return self._fusion.applied() if self._fusion and self._graphs.is_first(x, y) else nullcontext()
+        return self._fusion.applied() if self._fusion and self._graphs.is_first(*batch) else nullcontext()
 
 
 def _obstacle(optimizer: Optimizer) -> str | None:

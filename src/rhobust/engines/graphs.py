@@ -1,9 +1,9 @@
-"""A function of a batch, recorded as a CUDA graph for each shape of batch that it meets."""
+"""A function of a few tensors, recorded as a CUDA graph for each set of shapes that it meets."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -14,23 +14,23 @@ from torch import Tensor
 _WARM_UP = 3
 
 T = TypeVar("T")
-_Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]
+_Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 class Graph(Generic[T]):
     """A function for one shape of batch: what it reads, what it leaves, and the recording between them."""
 
-    def __init__(self, work: Callable[[Tensor, Tensor], T], x: Tensor, y: Tensor, stream: torch.cuda.Stream) -> None:
-        self.x, self.y = x.clone(), y.clone()
+    def __init__(self, work: Callable[..., T], batch: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
+        self.batch = [part.clone() for part in batch]
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
         with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.result = work(self.x, self.y)
+            self.result = work(*self.batch)
 
-    def replay(self, x: Tensor, y: Tensor) -> T:
+    def replay(self, *batch: Tensor) -> T:
         """Do it again, for this batch; tensors of the result are overwritten by the next replay."""
-        self.x.copy_(x)
-        self.y.copy_(y)
+        for part, other in zip(self.batch, batch, strict=True):
+            part.copy_(other)
         self.graph.replay()
         return self.result
 
@@ -44,7 +44,7 @@ class Graphs(Generic[T]):
 
     def __init__(
         self,
-        work: Callable[[Tensor, Tensor], T],
+        work: Callable[..., T],
         device: torch.device,
         warn: Callable[[str], None],
         obstacle: str | None = None,
@@ -52,20 +52,20 @@ class Graphs(Generic[T]):
         self.work, self.warn, self.obstacle = work, warn, obstacle
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._captures = True
-        self._seen: Counter[_Shape] = Counter()
-        self._graphs: dict[_Shape, Graph[T]] = {}
+        self._seen: Counter[_Shapes] = Counter()
+        self._graphs: dict[_Shapes, Graph[T]] = {}
 
     def __bool__(self) -> bool:
         """Whether there is one."""
         return bool(self._graphs)
 
-    def find(self, x: Tensor, y: Tensor) -> Graph[T] | None:
+    def find(self, *batch: Tensor) -> Graph[T] | None:
         """The graph of this shape of batch; none before it is warm, or where it cannot be captured."""
-        shape = _shape(x, y)
-        if self._captures and shape not in self._graphs and self._seen[shape] == _WARM_UP:
-            self._capture(x, y)
-        self._seen[shape] += 1
-        return self._graphs.get(shape)
+        shapes = _shapes(batch)
+        if self._captures and shapes not in self._graphs and self._seen[shapes] == _WARM_UP:
+            self._capture(batch)
+        self._seen[shapes] += 1
+        return self._graphs.get(shapes)
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -75,16 +75,16 @@ class Graphs(Generic[T]):
             yield
         torch.cuda.current_stream().wait_stream(self._stream)
 
-    def is_first(self, x: Tensor, y: Tensor) -> bool:
+    def is_first(self, *batch: Tensor) -> bool:
         """Whether this shape of batch was met before any other."""
-        return _shape(x, y) == next(iter(self._seen))
+        return _shapes(batch) == next(iter(self._seen))
 
-    def _capture(self, x: Tensor, y: Tensor) -> None:
+    def _capture(self, batch: Sequence[Tensor]) -> None:
         if self.obstacle is None:
-            generator = torch.cuda.default_generators[x.device.index]
+            generator = torch.cuda.default_generators[batch[0].device.index]
             before = generator.clone_state()
             try:
-                self._graphs[_shape(x, y)] = Graph(self.work, x, y, self._stream)
+                self._graphs[_shapes(batch)] = Graph(self.work, batch, self._stream)
             except RuntimeError as problem:
                 self.obstacle = first_line(problem)
                 generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end
@@ -98,5 +98,5 @@ def first_line(problem: Exception) -> str:
     return str(problem).strip().partition("\n")[0]
 
 
-def _shape(x: Tensor, y: Tensor) -> _Shape:
-    return x.shape, x.dtype, y.shape, y.dtype
+def _shapes(batch: Sequence[Tensor]) -> _Shapes:
+    return tuple((part.shape, part.dtype) for part in batch)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rhobust.averaging import WeightAverage
 from rhobust.errors import Diverged
+from rhobust.memory import Memory
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 
@@ -69,23 +70,31 @@ class LocalEngine:
         average: WeightAverage | None = None,
     ) -> None:
         self.objective, self.optimizer, self.precision, self.average = objective, optimizer, precision, average
+        self.memory: Memory | None = None
+        """Where the samples' ascents were left, if they are to go on from there."""
         self.warn: Callable[[str], None] = lambda message: None
         """Where to say what the user should know."""
 
-    def step(self, x: Tensor, y: Tensor, step: int, epoch: int) -> list[Record]:
-        """One training step; the records that are ready. A value that is not finite stops before the update."""
-        numbers = self.gradient(x, y, step, epoch)
+    def step(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> list[Record]:
+        """One training step; the records that are ready. A value that is not finite stops before the update.
+
+        `at` says which samples these are, for the engine's memory.
+        """
+        numbers = self.gradient(x, y, step, epoch, at)
         record = numbers.read(numbers.values.tolist())
         if not sound(record):
             raise diverged(record, "nothing was updated")
         self.update()
         return [record]
 
-    def gradient(self, x: Tensor, y: Tensor, step: int, epoch: int) -> Numbers:
+    def gradient(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> Numbers:
         """The gradient in theta and gamma, left where the optimizer finds it."""
         self.optimizer.zero_grad()
+        start = None if self.memory is None or at is None else self.memory.recall(at)
         with self._precise(x.device):
-            surrogate = self.objective(x, y)
+            surrogate = self.objective(x, y, start)
+        if self.memory is not None and at is not None:
+            self.memory.keep(at, surrogate.moved)
         surrogate.value.backward()
         gamma = self.objective.gamma.detach()
         gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()

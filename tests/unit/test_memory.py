@@ -1,0 +1,149 @@
+"""Memory: the ascents of descent-ascent go on from where they were left."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rhobust
+from rhobust.ascent import Identity, MarginAscent, Maximizer, PenalizedAscent
+from rhobust.batches import LoaderBatches, SampleBatches
+from rhobust.config import Config
+from rhobust.data import Samples
+from rhobust.engines.local import LocalEngine
+from rhobust.errors import ConfigError, Refused
+from rhobust.losses import cross_entropy
+from rhobust.memory import Memory
+from rhobust.objective import RobustObjective
+from rhobust.optim import FixedGamma, ProximalOptimizer
+from rhobust.trainer import Trainer
+
+DRAWS = torch.Generator().manual_seed(0)
+X = torch.randn(10, 3, generator=DRAWS)
+Y = X @ torch.tensor([1.0, -0.5, 0.2]) + 0.3 * torch.randn(10, generator=DRAWS)
+CPU = torch.device("cpu")
+ETA, GAMMA, RATE = 0.05, 2.0, 0.1
+
+
+def squared(output: Tensor, y: Tensor) -> Tensor:
+    return (output[:, 0] - y).square()
+
+
+def engine(maximizer: Maximizer, rate: float = RATE, gamma: float = GAMMA) -> LocalEngine:
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 0.4)
+    objective = RobustObjective(model, squared, radius=0.5, maximizer=maximizer, gamma=gamma)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    return LocalEngine(objective, ProximalOptimizer(optimizer, objective, gamma_rule=FixedGamma()))
+
+
+def trainer(epochs: int, memory: float | None, **how: Any) -> Trainer:
+    made = engine(PenalizedAscent(eta=ETA), **how)
+    return Trainer(made, SampleBatches(Samples(X, Y), 4, 0, CPU), epochs, memory=memory)
+
+
+def literally(epochs: int, decay: float) -> tuple[Tensor, Tensor]:
+    """Descent-ascent with a zeta of its own for every sample, written out."""
+    theta, moves = torch.full((3,), 0.4), torch.zeros(10, 3)
+    for epoch in range(epochs):
+        for x, y, at in SampleBatches(Samples(X, Y), 4, 0, CPU).epoch(epoch):
+            assert at is not None
+            move = decay * moves[at]
+            away = (x + move) @ theta - y
+            move = move + ETA * (2 * away[:, None] * theta - 2 * GAMMA * move)
+            away = (x + move) @ theta - y
+            theta = theta - RATE * (2 * away[:, None] * (x + move)).mean(0)
+            moves[at] = move.half().float()  # as it is kept
+    return theta, moves
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.7])
+def test_it_is_descent_ascent_written_out(decay: float) -> None:
+    made = trainer(7, decay)
+    made.train()
+    theta, moves = literally(7, decay)
+    assert made.engine.memory is not None
+    torch.testing.assert_close(made.objective.model.weight.detach()[0], theta, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.engine.memory.moves.float(), moves, rtol=2e-3, atol=1e-5)
+
+
+def test_with_theta_at_rest_one_step_an_epoch_arrives_at_the_sup() -> None:
+    """sup over d of (a + theta.d)^2 - gamma ||d||^2 is at d = a theta / (gamma - ||theta||^2)."""
+    made = trainer(200, 1.0, rate=0.0)
+    made.train()
+    theta = torch.full((3,), 0.4)
+    exact = (X @ theta - Y)[:, None] * theta / (GAMMA - theta.square().sum())
+    assert made.engine.memory is not None
+    torch.testing.assert_close(made.engine.memory.moves.float(), exact, rtol=5e-3, atol=1e-3)
+    alone = trainer(200, None, rate=0.0)
+    alone.train()
+    reached = 2 * ETA * (X @ theta - Y)[:, None] * theta  # one step from z, however often it is taken
+    assert alone.history[-1].rho_eff < 0.1 * float(exact.square().sum(1).mean())
+    assert reached.norm() < 0.5 * exact.norm()
+
+
+@pytest.mark.parametrize(("memory", "sees"), [(None, False), (1.0, True)])
+def test_with_memory_the_printed_step_sees_gamma(memory: float | None, sees: bool) -> None:
+    """grad c vanishes at zeta = z, where an ascent without memory always is."""
+    paths = []
+    for gamma in (1.0, 4.0):
+        made = trainer(3, memory, gamma=gamma)
+        made.train()
+        paths.append(made.objective.model.weight.detach().clone())
+    assert torch.equal(*paths) != sees
+
+
+def test_a_checkpoint_keeps_the_memory_to_the_bit() -> None:
+    straight, first, second = trainer(6, 0.9), trainer(2, 0.9), trainer(6, 0.9)
+    straight.train()
+    first.train()
+    second.load_state(copy.deepcopy(first.state()))
+    second.train(start=2 * 3)
+    assert torch.equal(second.objective.model.weight, straight.objective.model.weight)
+
+
+def test_where_an_ascent_begins_is_in_the_box_and_the_margin_is_extended_back() -> None:
+    """For a linear model the answer of one margin step does not depend on where it begins."""
+    torch.manual_seed(0)
+    objective = RobustObjective(
+        nn.Linear(3, 2), cross_entropy, radius=0.5, maximizer=MarginAscent(), gamma=0.1, bounds=(-3.0, 3.0)
+    )
+    y = (Y > 0).long()
+    one, other = objective(X.clamp(-3, 3), y), objective(X.clamp(-3, 3), y, torch.full_like(X, 9.0))
+    assert other.zeta.abs().max() <= 3
+    assert torch.equal(other.moved, other.zeta - X.clamp(-3, 3))
+    torch.testing.assert_close(one.zeta, other.zeta, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.1, float("nan")])
+def test_a_decay_that_is_none_is_refused(decay: float) -> None:
+    with pytest.raises(Refused, match="above 0 and at most 1"):
+        Memory(X, decay)
+    with pytest.raises(ConfigError, match="memory, the decay of remembered ascents, must be above 0 and at most 1"):
+        Config.resolve({"method": "spgda", "radius": 2.0, "memory": decay})
+
+
+def test_who_cannot_remember_says_so() -> None:
+    loader = LoaderBatches(DataLoader(TensorDataset(X, Y), 4), CPU)
+    with pytest.raises(Refused, match="a loader does not say which samples come"):
+        Trainer(engine(PenalizedAscent()), loader, 1, memory=0.9)
+    with pytest.raises(Refused, match="does not move the samples"):
+        Trainer(engine(Identity()), SampleBatches(Samples(X, Y), 4, 0, CPU), 1, memory=0.9)
+    with pytest.raises(ConfigError, match="keep no memory of their ascents"):
+        Config.resolve({"method": "drfl", "radius": 2.0, "rounds": 5, "memory": 0.9})
+
+
+def test_fit_and_the_command_pass_it_on() -> None:
+    y = (Y > 0).long()
+    found = []
+    for memory in (None, 0.9):
+        torch.manual_seed(0)
+        trained = rhobust.fit(nn.Linear(3, 2), (X, y), method="spgda", radius=0.1, epochs=3, memory=memory)
+        found.append(trained.objective.model.weight.detach())
+    assert not torch.equal(*found)
+    assert Config.resolve({"method": "spgda", "radius": 2.0, "memory": 0.9}).memory == 0.9
