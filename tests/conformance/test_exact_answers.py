@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -456,6 +457,28 @@ class TestDanskin:
         )
 
 
+def linear_logistic(norm: Norm, dearness: float) -> tuple[Problem, list[float], float, float]:
+    """softplus(-theta.zeta) with margins from wrong to sure; also minus the margins, their rate, and gamma.
+
+    With a dearness below 1 psi is not concave.
+    """
+    theta = normal(generator(7), 4)
+    rate = float(length(theta, norm.q))
+    margins = torch.tensor([-3.0, 0.0, 2.0, 8.0, 20.0, 30.0], dtype=torch.float64)
+    z, gamma = margins[:, None] * theta / theta.square().sum(), dearness * rate**2 / 8
+    return (
+        Problem(z, lambda zeta: softplus(-(zeta @ theta)), scalar(gamma), norm.cost),
+        (-margins).tolist(),
+        rate,
+        gamma,
+    )
+
+
+def each_linear(test: Callable[..., None]) -> Callable[..., None]:
+    """For every norm, cheap and dear."""
+    return each_norm(pytest.mark.parametrize("dearness", [0.02, 0.3, 3.0])(test))
+
+
 class TestMargin:
     """max over 0 <= t <= cap of softplus(bias + rate t) - gamma t^2, also where it has two local maxima."""
 
@@ -484,17 +507,10 @@ class TestMargin:
         found = float(margin_length(scalar(bias)[None], scalar(10.0)[None], scalar(1.0)))
         assert found == pytest.approx(5.0 if moves else 0.0, abs=1e-6)
 
-    @each_norm
-    @pytest.mark.parametrize("dearness", [0.02, 0.3, 3.0])
+    @each_linear
     def test_one_gradient_is_exact_for_a_linear_logistic_model(self, norm: Norm, dearness: float) -> None:
-        draws = generator(7)
-        theta = normal(draws, 4)
-        rate = float(length(theta, norm.q))
-        margins = torch.tensor([-3.0, 0.0, 2.0, 8.0, 20.0, 30.0], dtype=torch.float64)
-        z = margins[:, None] * theta / theta.square().sum()
-        gamma = dearness * rate**2 / 8  # below 1 psi is not concave
-        problem = Problem(z, lambda zeta: softplus(-(zeta @ theta)), scalar(gamma), norm.cost)
-        sup = [margin_sup(-margin, rate, gamma) for margin in margins.tolist()]
+        problem, biases, rate, gamma = linear_logistic(norm, dearness)
+        sup = [margin_sup(bias, rate, gamma) for bias in biases]
 
         found = maximize(problem, MarginAscent(steps=1))
 
@@ -533,21 +549,14 @@ class TestError:
         found = error_length(torch.tensor([-2.0, 0.0, 3.0]), torch.zeros(3), torch.tensor(1.0))
         assert torch.equal(found, torch.zeros(3))
 
-    @each_norm
-    @pytest.mark.parametrize("dearness", [0.02, 0.3, 3.0])
+    @each_linear
     def test_one_gradient_is_exact_for_a_linear_logistic_model(self, norm: Norm, dearness: float) -> None:
-        draws = generator(7)
-        theta = normal(draws, 4)
-        rate = float(length(theta, norm.q))
-        margins = torch.tensor([-3.0, 0.0, 2.0, 8.0, 20.0, 30.0], dtype=torch.float64)
-        z = margins[:, None] * theta / theta.square().sum()
-        gamma = dearness * rate**2 / 8
-        problem = Problem(z, lambda zeta: softplus(-(zeta @ theta)), scalar(gamma), norm.cost)
+        problem, biases, rate, gamma = linear_logistic(norm, dearness)
+        sup = [margin_sup(bias, rate, gamma, gain=error_gain) for bias in biases]
 
         zeta = maximize(problem, ErrorAscent(steps=1)).zeta
 
-        found = torch.sigmoid(-(zeta @ theta)) - gamma * norm.cost(z, zeta)
-        sup = [margin_sup(-margin, rate, gamma, gain=error_gain) for margin in margins.tolist()]
+        found = -torch.expm1(-problem.loss(zeta)) - gamma * norm.cost(problem.z, zeta)
         torch.testing.assert_close(found, torch.tensor(sup, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
