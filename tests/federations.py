@@ -97,6 +97,19 @@ class Setting:
         }
 
 
+def watched(workers: Simulation) -> list[int]:
+    """The sizes of the batches that its steps will take."""
+    seen: list[int] = []
+    take = workers._worker.take
+
+    def noted(center: Tensor, y: Tensor) -> int:
+        seen.append(len(center))
+        return take(center, y)
+
+    workers._worker.take = noted  # type: ignore[method-assign]
+    return seen
+
+
 def theta_gamma(trained: Server | LocalEngine) -> Tensor:
     """Theta and gamma as one vector."""
     return torch.cat([flat(trained.objective.model), trained.objective.gamma.detach().reshape(1)])

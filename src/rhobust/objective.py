@@ -105,9 +105,12 @@ class RobustObjective(nn.Module):
 
         The ascent begins `start` (B, ...) away from the centers; by default where its maximizer likes to.
         """
-        check_model(self.model)
         self.check(x, y)
-        center = self._smoothed(x)
+        return self.surrogate(self.center(x), y, start)
+
+    def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
+        """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
+        check_model(self.model)
         labels, maximum, cost = self._solve(center, y, start)
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         value = loss.mean()
@@ -130,8 +133,8 @@ class RobustObjective(nn.Module):
         self.check(x, y)
         return self._solve(x, y)[1]
 
-    def _smoothed(self, x: Tensor) -> Tensor:
-        """The center of the ball: x with noise, in the box."""
+    def center(self, x: Tensor) -> Tensor:
+        """The centers of the balls: x with noise, in the box."""
         if not self.noise:
             return x
         noisy = x + self.noise * (2 * torch.rand_like(x) - 1)

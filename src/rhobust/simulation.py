@@ -62,16 +62,15 @@ class Simulation(Workers):
     def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
         sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
         plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
-        # Each worker has draws of its own.
-        random = self.objective.noise or getattr(self.objective.maximizer, "random_start", False)
+        random = getattr(self.objective.maximizer, "random_start", False)  # drawn inside the step, which has one stream
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
         task = server.task()
-        batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
         self._worker.begin(task)
-        x, y = (torch.cat(parts) for parts in zip(*((batch.x, batch.y) for batch in batches), strict=True))
-        gradients = self._worker.take(x, y)
+        batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
+        center, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        gradients = self._worker.take(center, y)
         one = self._worker.end(task, 1, gradients)
         return server.apply(
             Aggregate(
@@ -89,9 +88,9 @@ class Simulation(Workers):
     def _own(self, number: int) -> Samples:
         return self.samples[self.shares[number]]
 
-    def _minibatch(self, task: Task, number: int) -> Samples:
-        own = self._own(number)
-        return own[self.work.chosen(len(own), task.round, number).to(own.x.device)]
+    def _minibatch(self, task: Task, number: int) -> tuple[Tensor, Tensor]:
+        with self._worker.minibatch(self._own(number), task, number) as found:
+            return found
 
     def _upload(self, task: Task, number: int) -> Upload:
         own = self._own(number)

@@ -24,7 +24,7 @@ from rhobust.partitions import partition
 from rhobust.rounds import Rounds
 from rhobust.simulation import Simulation
 from rhobust.trainer import compose
-from tests.federations import Setting, theta_gamma
+from tests.federations import Setting, theta_gamma, watched
 
 few = settings(deadline=None, derandomize=True, max_examples=30)
 seeds = st.integers(0, 2**40)
@@ -222,8 +222,7 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
     for workers in (ten, thousand):  # theta as it was broadcast, and the sum of its gradients
         assert held(workers) == data + weights + 2 * theta + sums
         assert sum(isinstance(part, nn.Linear) for part in workers.objective.modules()) == 1
-    seen: list[int] = []
-    thousand.objective.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    seen = watched(thousand)
     before = theta_gamma(rounds.server)
     rounds.train()
     assert [record.workers for record in rounds.history] == [10] * 5

@@ -67,14 +67,22 @@ class Worker:
 
     def upload(self, samples: Samples, task: Task, number: int) -> Upload:
         """The answer of worker `number`, who holds these samples."""
-        device, work = self.objective.gamma.device, self.work
         self.begin(task)
         gradients = 0
-        for step in range(work.steps):
-            chosen = work.chosen(len(samples), task.round, number, step).to(samples.x.device)
-            with work.draws(device, task.round, number, step):
-                gradients += self.take(samples.x[chosen].to(device), samples.y[chosen].to(device))
+        for step in range(self.work.steps):
+            with self.minibatch(samples, task, number, step) as (center, y):
+                gradients += self.take(center, y)
         return self.end(task, len(samples), gradients)
+
+    @contextmanager
+    def minibatch(self, samples: Samples, task: Task, number: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Line 5: what worker `number` looks at, (centers, y), with its own draws for as long as it does."""
+        device = self.objective.gamma.device
+        chosen = self.work.chosen(len(samples), task.round, number, step).to(samples.x.device)
+        x, y = samples.x[chosen].to(device), samples.y[chosen].to(device)
+        self.objective.check(x, y)
+        with self.work.draws(device, task.round, number, step):
+            yield self.objective.center(x), y
 
     def begin(self, task: Task) -> None:
         """Line 4: theta and gamma as they were broadcast."""
@@ -84,16 +92,15 @@ class Worker:
         self._total.zero_()
         self._sums.zero_()
 
-    def take(self, x: Tensor, y: Tensor) -> int:
+    def take(self, center: Tensor, y: Tensor) -> int:
         """One local step; how many gradients in zeta it took."""
         if self._graphs is None:
-            return self._local_step(x, y)
-        graph = self._graphs.find(x, y)
+            return self._local_step(center, y)
+        graph = self._graphs.find(center, y)
         if graph is None:
             with self._graphs.warming():
-                return self._local_step(x, y)
-        self.objective.check(x, y)  # a replay does not look
-        return graph.replay(x, y)
+                return self._local_step(center, y)
+        return graph.replay(center, y)
 
     def end(self, task: Task, samples: int, gradients: int) -> Upload:
         """Line 6: what the local steps came to."""
@@ -101,12 +108,11 @@ class Worker:
         theta = self._total / self.work.steps
         return Upload(task.round, theta, self.objective.radius - cost, samples, loss, gradients)
 
-    def _local_step(self, x: Tensor, y: Tensor) -> int:
+    def _local_step(self, center: Tensor, y: Tensor) -> int:
         put(self.objective.model, self._start - self.work.rate * self._total)
-        surrogate = self.objective(x, y)  # line 5
+        surrogate = self.objective.surrogate(center, y)
         self.objective.zero_grad()
-        surrogate.value.backward()
+        torch.autograd.backward(surrogate.value)
         self._total += flat_gradient(self.objective.model)
         self._sums += torch.stack([surrogate.cost.mean(), surrogate.loss.mean()])
-        gradients: int = surrogate.gradients
-        return gradients
+        return surrogate.gradients

@@ -97,7 +97,7 @@ class Party:
             (os.POSIX_SPAWN_OPEN, 1, str(self.kit / "output.txt"), words, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        return os.posix_spawn(sys.executable, self._command(), _ARENAS | os.environ, file_actions=files, setsid=True)
+        return os.posix_spawn(sys.executable, self._command(), _environment(), file_actions=files, setsid=True)
 
     def _command(self) -> list[str]:
         kind = "server" if self.is_server else "client"
@@ -175,3 +175,9 @@ def stop(found: Sequence[Party], tell: Callable[[str], None]) -> None:
 def _gently(act: Callable[[], None]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         act()
+
+
+def _environment() -> dict[str, str]:
+    """This process's own; where the data are is said from the root on, since a party works in its kit."""
+    where = os.environ.get("RHOBUST_DATA")
+    return _ARENAS | os.environ | ({"RHOBUST_DATA": str(Path(where).absolute())} if where else {})
