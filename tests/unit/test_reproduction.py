@@ -20,11 +20,12 @@ from rhobust.reproduction.experiments import FIGURES, FULL, QUICK, Scale
 from rhobust.reproduction.flops import Flops, counted_passes, flops_of
 from rhobust.reproduction.jobs import dataset, do
 from rhobust.reproduction.lines import paper_lines, tuned_lines
-from rhobust.reproduction.page import filled
+from rhobust.reproduction.page import draw, filled
 from rhobust.reproduction.plan import Job, choice, foreseen, known_jobs, plan
 from rhobust.reproduction.store import Store, read_figure, session_summary
 from rhobust.reproduction.tables import tables
 
+PAPER = Path(__file__).parents[2] / "results" / "paper"
 Results = dict[str, dict[str, Any]]
 
 
@@ -303,6 +304,37 @@ def test_a_page_gets_its_tables_and_keeps_its_words(tmp_path: Path) -> None:
     assert filled(page, {"one": "| new |"}) == text
     with pytest.raises(RunError, match=r"does not have|do not have: one"):
         filled(page, {"other": ""})
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (None, r"page\.md cannot be read: No such file"),
+        (b"\xff\xfe", r"page\.md cannot be read: it is not UTF-8 text"),
+        (b"<!-- table: strange -->\n<!-- end -->\n", "asks for tables that the results do not have: strange"),
+    ],
+)
+def test_a_page_that_cannot_be_filled_in_is_refused_before_anything_is_written(
+    page: bytes | None, message: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "page.md"
+    if page is not None:
+        place.write_bytes(page)
+    before = list(tmp_path.iterdir())
+    with pytest.raises(RunError, match=message):
+        draw(PAPER, place)
+    assert list(tmp_path.iterdir()) == before
+
+
+def test_quick_results_get_on_no_page(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "docs" / "page.md"
+    (job, *_) = plan(["figure5"], 1, QUICK, {})
+    Store(results, QUICK).add(job.name, made_up(job))
+    page.parent.mkdir()
+    page.write_text("words")
+    with pytest.raises(RunError, match="holds quick results, and they belong on no page"):
+        draw(results, page)
+    assert list(page.parent.iterdir()) == [page]
 
 
 def test_quick_and_full_results_are_never_mixed(tmp_path: Path) -> None:

@@ -22,10 +22,18 @@ _MARKED = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.D
 def draw(out: Path, page: Path | None = None) -> list[Path]:
     """Figures from the results in `out`; with a page, its tables filled in and the figures in images/paper beside it.
 
-    Without one, the figures and all tables go to `out` itself. What was written, by path.
+    Without one, the figures and all tables go to `out` itself. What was written, by path; nothing is, if the page
+    cannot be filled in.
     """
     contents = read_all(out)
+    quick = any(content["settings"]["quick"] for content in contents.values())
+    if quick and page is not None:
+        raise RunError(f"{out} holds quick results, and they belong on no page: drop --page, or choose another --out")
     blocks = every_block(out, contents)
+    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if quick else ""
+    text += "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
+    if page is not None:
+        text = filled(page, blocks)
     place = out if page is None else page.parent / "images" / "paper"
     made = []
     for name, content in contents.items():
@@ -33,11 +41,6 @@ def draw(out: Path, page: Path | None = None) -> list[Path]:
         for suffix in (".svg", ".png"):
             made.append(place / f"{name}{suffix}")
             figures.save(drawn, made[-1])
-    quick = any(content["settings"]["quick"] for content in contents.values())
-    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if quick else ""
-    text += "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
-    if page is not None:
-        text = filled(page, blocks)
     made.append(page or out / "tables.md")
     write_atomically(made[-1], text.encode())
     return made
@@ -74,6 +77,8 @@ def filled(page: Path, blocks: dict[str, str]) -> str:
         text = page.read_text(encoding="utf-8")
     except OSError as problem:
         raise RunError(f"{page} cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise RunError(f"{page} cannot be read: it is not UTF-8 text") from None
     asked = [match["name"] for match in _MARKED.finditer(text)]
     if strange := [name for name in asked if name not in blocks]:
         raise RunError(f"{page} asks for tables that the results do not have: {', '.join(strange)}")
