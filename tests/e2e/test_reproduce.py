@@ -111,10 +111,12 @@ def test_a_changed_setting_is_trained_again_and_nothing_else(whole: Path, tmp_pa
     assert numbers(tmp_path, "figure4") == numbers(whole, "figure4")
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
-    done = subprocess.run([*COMMAND, "draw", "--out", str(tmp_path)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("how", ["", " --quick"])
+def test_nothing_to_draw_is_said(how: str, tmp_path: Path) -> None:
+    command = [*COMMAND, "draw", *how.split(), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "holds no results; make them: rhobust reproduce all" in done.stderr
+    assert f"holds no results; make them: rhobust reproduce all{how} --out {tmp_path}\n" in done.stderr
 
 
 def test_without_the_data_it_says_what_this_command_understands(

@@ -48,7 +48,7 @@ def reproduce(
         return
     if what != "draw":
         _run(_FIGURES if what == "all" else [what], where, seeds, quick, workers, quiet)
-    _draw(where, page, quiet)
+    _draw(where, page, quick, quiet)
 
 
 def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | None, quiet: bool) -> None:
@@ -80,9 +80,9 @@ def _check_deployment(out: Path, quick: bool, quiet: bool) -> None:
         say(OUT, f"{out / DEPLOYED}: largest difference in theta: {apart}")
 
 
-def _draw(out: Path, page: Path | None, quiet: bool) -> None:
+def _draw(out: Path, page: Path | None, quick: bool, quiet: bool) -> None:
     from rhobust.reproduction.page import draw
 
-    for made in draw(out, page):
+    for made in draw(out, page, quick):
         if not quiet:
             say(OUT, str(made))

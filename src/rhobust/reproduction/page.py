@@ -19,13 +19,13 @@ from rhobust.reproduction.tables import deployed_table, sessions_table, tables
 _MARKED = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def draw(out: Path, page: Path | None = None) -> list[Path]:
+def draw(out: Path, page: Path | None = None, quick: bool = False) -> list[Path]:
     """Figures from the results in `out`; with a page, its tables filled in and the figures in images/paper beside it.
 
     Without one, the figures and all tables go to `out` itself. What was written, by path; nothing is, if the page
-    cannot be filled in.
+    cannot be filled in. `quick`: which results to ask for, where there are none.
     """
-    contents = read_all(out)
+    contents = read_all(out, quick)
     quick = any(content["settings"]["quick"] for content in contents.values())
     if quick and page is not None:
         raise RunError(f"{out} holds quick results, and they belong on no page: drop --page, or choose another --out")
@@ -46,11 +46,12 @@ def draw(out: Path, page: Path | None = None) -> list[Path]:
     return made
 
 
-def read_all(out: Path) -> dict[str, dict[str, Any]]:
-    """Every figure's file that is there."""
+def read_all(out: Path, quick: bool = False) -> dict[str, dict[str, Any]]:
+    """Every figure's file that is there; `quick`: which results to ask for, where there are none."""
     contents = {name: read_figure(out, name) for name in FIGURES if (out / f"{name}.json").exists()}
     if not contents:
-        raise RunError(f"{out} holds no results; make them: rhobust reproduce all --out {out}")
+        how = " --quick" if quick else ""
+        raise RunError(f"{out} holds no results; make them: rhobust reproduce all{how} --out {out}")
     return contents
 
 
