@@ -153,6 +153,8 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     printed = command("methods")
     for name in rhobust.methods():
         assert re.search(rf"\b{name}\b", printed)
+    told = " ".join(line.split("│")[2].strip() for line in printed.splitlines() if "│" in line)
+    assert "erm on every worker, averaged after 5 local steps" in told
 
 
 @pytest.mark.parametrize(

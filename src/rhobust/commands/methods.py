@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from rhobust.commands.shared import OUT
-from rhobust.federation import METHODS
+from rhobust.federation import METHODS, unfolded
 from rhobust.methods import methods as all_methods
 
 
@@ -18,7 +18,8 @@ def methods() -> None:
         knobs = ", ".join(key if value is None else f"{key}={value}" for key, value in method.knobs.items())
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
     for name, central in METHODS.items():
-        table.add_row(
-            name, f"federated: {central} on every worker, one step on the server", "as there; `rhobust federate`"
-        )
+        settings = unfolded({"method": name})
+        averages = settings.get("server") == "average"
+        then = f"averaged after {settings['local_steps']} local steps" if averages else "one step on the server"
+        table.add_row(name, f"federated: {central} on every worker, {then}", "as there; `rhobust federate`")
     OUT.print(table)
