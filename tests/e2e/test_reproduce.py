@@ -22,6 +22,7 @@ from rhobust.errors import ConfigError, DataError
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, work_through
+from rhobust.reproduction.session import Session
 from rhobust.reproduction.store import Store, read_sessions
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -98,6 +99,19 @@ def test_interrupted_and_killed_it_comes_to_the_same_numbers(whole: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert not [name for name in begun if f" {name}:" in done.stderr]  # these were kept
     assert numbers(tmp_path, "figure5") == numbers(whole, "figure5")
+
+
+def test_interrupted_before_the_first_result_nothing_is_promised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "run", interrupted)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["reproduce", "figure1", "--out", str(out)])
+    assert (done.exit_code, done.stderr) == (130, "interrupted; nothing was done yet\n")
+    assert not out.exists()
 
 
 def test_a_changed_setting_is_trained_again_and_nothing_else(whole: Path, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | 
     try:
         failed = Session(store, figures, seeds, workers).run(ERR, quiet)
     except KeyboardInterrupt:
-        say(ERR, f"interrupted; {len(store.results)} results are in {out}, and the same command goes on from here")
+        done = f"{len(store.results)} results are in {out}, and the same command goes on from here"
+        say(ERR, f"interrupted; {done if store.results else 'nothing was done yet'}")
         raise typer.Exit(130) from None
     if failed:
         raise RhobustError(

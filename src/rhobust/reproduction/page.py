@@ -26,11 +26,11 @@ def draw(out: Path, page: Path | None = None, quick: bool = False) -> list[Path]
     cannot be filled in. `quick`: which results to ask for, where there are none.
     """
     contents = read_all(out, quick)
-    quick = any(content["settings"]["quick"] for content in contents.values())
-    if quick and page is not None:
+    found_quick = any(content["settings"]["quick"] for content in contents.values())
+    if found_quick and page is not None:
         raise RunError(f"{out} holds quick results, and they belong on no page: drop --page, or choose another --out")
     blocks = every_block(out, contents)
-    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if quick else ""
+    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if found_quick else ""
     text += "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
     if page is not None:
         text = filled(page, blocks)
