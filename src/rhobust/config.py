@@ -184,6 +184,8 @@ class Config:
             found.append("a federation keeps no average of its weights: drop average")
         if self.federation and self.memory is not None:
             found.append("the workers of a federation keep no memory of their ascents: drop memory")
+        elif chosen and self.memory is not None and not chosen.maximizer.gradients:
+            found.append(f"method '{self.method}' does not move the samples: drop memory")
         if self.federation and self.precision != "float32":
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:

@@ -136,6 +136,9 @@ def test_who_cannot_remember_says_so() -> None:
         Trainer(engine(Identity()), SampleBatches(Samples(X, Y), 4, 0, CPU), 1, memory=0.9)
     with pytest.raises(ConfigError, match="keep no memory of their ascents"):
         Config.resolve({"method": "drfl", "radius": 2.0, "rounds": 5, "memory": 0.9})
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve({"method": "erm", "memory": 0.9})
+    assert caught.value.problems == ["method 'erm' does not move the samples: drop memory"]
 
 
 def test_fit_and_the_command_pass_it_on() -> None:
