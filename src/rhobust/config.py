@@ -120,7 +120,7 @@ class Config:
                 elif key in Federation.known():
                     federated[key] = _converted(key, value, Federation.KINDS[key])
                 elif chosen:
-                    problems.append(unknown("key", key, [*cls.known(), *knobs, *Federation.known()]))
+                    problems.append(chosen.not_a_knob("key", key, [*cls.known(), *Federation.known()]))
             except ConfigError as problem:
                 problems += problem.problems
         if federated and settings.pop("epochs", None) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +42,22 @@ class Method:
             return f"method '{self.name}' takes no radius; its knobs: {', '.join(self.knobs) or 'none'}"
         return None
 
+    def not_a_knob(self, kind: str, name: str, others: Iterable[str] = ()) -> str:
+        """The one sentence for a name that is no knob of this method; `others`: what else would have been understood.
+
+        >>> find_method("spgda").not_a_knob("knob", "cap")
+        "cap is a knob of spgda-margin and spgda-error; this method's own: steps, eta, gamma, noise"
+        """
+        owners = [method.name for method in _TABLE if name in method.knobs]
+        if not owners:
+            return unknown(kind, name, [*others, *self.knobs])
+        listed = " and ".join([", ".join(owners[:-1]), owners[-1]] if len(owners) > 1 else owners)
+        return f"{name} is a knob of {listed}; this method's own: {', '.join(self.knobs)}"
+
     def tuned(self, **knobs: Any) -> Method:
         """The same method with other knobs; an unknown knob is an error that lists the known ones."""
-        wrong = [unknown(f"knob of method '{self.name}'", knob, self.knobs) for knob in knobs if knob not in self.knobs]
-        if wrong:
+        kind = f"knob of method '{self.name}'"
+        if wrong := [self.not_a_knob(kind, knob) for knob in knobs if knob not in self.knobs]:
             raise ConfigError(wrong)
         own = {name: knobs.pop(name, getattr(self, name)) for name in ("gamma", "noise")}
         return dataclasses.replace(self, maximizer=dataclasses.replace(self.maximizer, **knobs), **own)  # type: ignore[type-var]

@@ -126,6 +126,29 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         Config.from_toml(path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"method": "spgda", "radius": 2.0, "cap": 1.0},
+            "cap is a knob of spgda-margin and spgda-error; this method's own: steps, eta, gamma, noise",
+        ),
+        (
+            {"method": "erm", "accuracy": 0.1},
+            "accuracy is a knob of spgd; this method's own: noise",
+        ),
+        (
+            {"method": "wrm", "epsilon": 0.1},
+            "epsilon is a knob of fgsm, ifgsm and nfgsm; this method's own: steps, eta, gamma, noise",
+        ),
+    ],
+)
+def test_a_knob_of_other_methods_is_told_whose_it_is(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve(settings)
+    assert caught.value.problems == [problem]
+
+
 def test_a_wild_radius_is_told_of_once() -> None:
     with pytest.raises(ConfigError) as caught:
         Config.resolve({"method": "spgd", "radius": -2.0})

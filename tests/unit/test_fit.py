@@ -23,7 +23,7 @@ Y = torch.arange(8) % 2
         (
             {"steps": 3},
             ConfigError,
-            "unknown knob of method 'spgd' 'steps'.*known: accuracy, max_steps",
+            "steps is a knob of fgsm, .* and spgda-literal; this method's own: accuracy, max_steps",
         ),
         ({"radius": "2"}, Refused, "radius must be a number, not '2'"),
         ({"epochs": 0}, ConfigError, "epochs must be at least 1"),
