@@ -30,7 +30,7 @@ def check_settings(
         if not isinstance(value, int | float):
             raise Refused(f"{name} must be a number, not {value!r}")
     if not isinstance(cost, Cost):
-        raise Refused(f"cost must be a Cost such as rhobust.costs.SquaredL2(), not {cost!r}")
+        raise Refused(f"cost must be a Cost, SquaredL2(), SquaredLp(p) or SquaredLinf() of rhobust.costs, not {cost!r}")
     if not isinstance(maximizer, Maximizer):
         raise Refused(f"maximizer must be a Maximizer such as rhobust.ascent.Oracle(), not {maximizer!r}")
     if not (radius >= 0 and math.isfinite(radius)):

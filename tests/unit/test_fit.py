@@ -28,7 +28,11 @@ Y = torch.arange(8) % 2
         ({"radius": "2"}, Refused, "radius must be a number, not '2'"),
         ({"epochs": 0}, ConfigError, "epochs must be at least 1"),
         ({"bounds": 1}, Refused, r"bounds must be \(lower, upper\)"),
-        ({"cost": "l2"}, Refused, r"cost must be a Cost such as rhobust\.costs\.SquaredL2"),
+        (
+            {"cost": "linf"},
+            Refused,
+            r"cost must be a Cost, SquaredL2\(\), SquaredLp\(p\) or SquaredLinf\(\) of rhobust\.costs, not 'linf'",
+        ),
         ({"loss": "mse"}, Refused, "a per-sample loss, a function"),
         ({"model": nn.Flatten()}, Refused, "Flatten has no parameters: there is nothing to train"),
         ({"data": (X, Y.float())}, DataError, "for regression pass another loss="),
