@@ -79,6 +79,8 @@ class AdamGamma(GammaRule):
 class Multiplicative(GammaRule):
     """gamma <- gamma exp(-lr clip((rho - E c) / rho, -1, 1)): free of scale, and at rest only where E c = rho.
 
+    E c is a batch's; one that spends more than twice rho counts as twice, so where many do, their mean stays above rho.
+
     >>> rule = Multiplicative(lr=0.1)
     >>> rule.update(torch.tensor(2.0), torch.tensor(-50.0), radius=5.0, lr=0.1, state={})  # E c = 55: dearer
     tensor(2.2103)
