@@ -54,10 +54,11 @@ class Method:
         listed = " and ".join([", ".join(owners[:-1]), owners[-1]] if len(owners) > 1 else owners)
         return f"{name} is a knob of {listed}; this method's own: {', '.join(self.knobs)}"
 
-    def tuned(self, **knobs: Any) -> Method:
-        """The same method with other knobs; an unknown knob is an error that lists the known ones."""
-        kind = f"knob of method '{self.name}'"
-        if wrong := [self.not_a_knob(kind, knob) for knob in knobs if knob not in self.knobs]:
+    def tuned(self, others: Iterable[str] = (), /, **knobs: Any) -> Method:
+        """The same method with other knobs; an unknown knob is an error that lists the known ones, and `others`: what
+        else the caller would have understood."""
+        kind = "keyword" if others else f"knob of method '{self.name}'"
+        if wrong := [self.not_a_knob(kind, knob, others) for knob in knobs if knob not in self.knobs]:
             raise ConfigError(wrong)
         own = {name: knobs.pop(name, getattr(self, name)) for name in ("gamma", "noise")}
         return dataclasses.replace(self, maximizer=dataclasses.replace(self.maximizer, **knobs), **own)  # type: ignore[type-var]

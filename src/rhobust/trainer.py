@@ -234,7 +234,7 @@ def fit(
     >>> len(trained.history)
     2
     """
-    chosen = find_method(method).tuned(**knobs)
+    chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
     if problem := chosen.radius_problem(radius):
         raise ConfigError([problem])
     if epochs < 1:

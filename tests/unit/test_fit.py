@@ -25,6 +25,7 @@ Y = torch.arange(8) % 2
             ConfigError,
             "steps is a knob of fgsm, .* and spgda-literal; this method's own: accuracy, max_steps",
         ),
+        ({"memori": 0.9}, ConfigError, r"unknown keyword 'memori' \(did you mean 'memory'\?\); known: .*, max_steps"),
         ({"radius": "2"}, Refused, "radius must be a number, not '2'"),
         ({"epochs": 0}, ConfigError, "epochs must be at least 1"),
         ({"bounds": 1}, Refused, r"bounds must be \(lower, upper\)"),
