@@ -130,7 +130,7 @@ def test_nothing_to_draw_is_said(how: str, tmp_path: Path) -> None:
     command = [*COMMAND, "draw", *how.split(), "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"holds no results; make them: rhobust reproduce all{how} --out {tmp_path}\n" in done.stderr
+    assert f"holds no results to draw; make them: rhobust reproduce all{how} --out {tmp_path}\n" in done.stderr
 
 
 def test_without_the_data_it_says_what_this_command_understands(

@@ -388,3 +388,16 @@ def test_a_service_that_does_not_serve_is_said_and_stopped(control: Path, monkey
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert said == ["nvidia-cuda-mps-control does not work here (no card): processes take turns"]
     assert control.read_text().split()[-1] == "quit"
+
+
+def test_candidates_alone_are_nothing_to_draw(tmp_path: Path) -> None:
+    """As an interrupt early on leaves them."""
+    store = Store(tmp_path, FULL)
+    results: Results = {}
+    worked_through(["figure1", "figure5"], 1, FULL, {"spgd": 6.0, "drfl": 25.0}, results)
+    for name, result in results.items():
+        if "/tuning/" in name:
+            store.add(name, result)
+    with pytest.raises(RunError, match="holds no results to draw; make them: rhobust reproduce all --out"):
+        draw(tmp_path)
+    assert not list(tmp_path.glob("*.svg"))

@@ -47,11 +47,13 @@ def draw(out: Path, page: Path | None = None, quick: bool = False) -> list[Path]
 
 
 def read_all(out: Path, quick: bool = False) -> dict[str, dict[str, Any]]:
-    """Every figure's file that is there; `quick`: which results to ask for, where there are none."""
-    contents = {name: read_figure(out, name) for name in FIGURES if (out / f"{name}.json").exists()}
+    """Every figure's file with something to draw; `quick`: which results to ask for, where there are none."""
+    there = {name: read_figure(out, name) for name in FIGURES if (out / f"{name}.json").exists()}
+    # Candidates for a knob come first; alone they are nothing to look at.
+    contents = {name: content for name, content in there.items() if any("/paper/" in job for job in content["runs"])}
     if not contents:
         how = " --quick" if quick else ""
-        raise RunError(f"{out} holds no results; make them: rhobust reproduce all{how} --out {out}")
+        raise RunError(f"{out} holds no results to draw; make them: rhobust reproduce all{how} --out {out}")
     return contents
 
 
