@@ -26,11 +26,11 @@ _COLORS = {
     "spgd": "#0072B2",
     "spgda": "#009E73",
     "spgda-margin": "#56B4E9",
-    "spgda-error": "#000000",
+    "spgda-error": "#7B61FF",
     "drfl": "#117733",
     "drfl-spgd": "#332288",
     "drfl-margin": "#44AAAA",
-    "drfl-error": "#333333",
+    "drfl-error": "#9467BD",
     "fedavg": "#AA4499",
 }
 # Nothing is told by color alone.

@@ -120,9 +120,8 @@ def error_length(bias: Tensor, rate: Tensor, gamma: Tensor, cap: float = math.in
     """
     tiny = torch.finfo(rate.dtype).tiny
     k = (rate.square() / (2 * gamma)).clamp_min(tiny)
-    most = torch.minimum(
-        k / 4, (k.log() - bias).maximum(-bias).clamp_min(0) + 1
-    ).log()  # the bell is below 1/4 and e^-u
+    # No root is above these: the bell is below 1/4, and below e^-u.
+    most = torch.minimum(k / 4, (k.log() - bias).maximum(-bias).clamp_min(0) + 1).log()
     least = torch.minimum(k.log() + _log_bell(bias), most)  # below u = 0 the bell rises
     v = torch.stack([least, most])  # (2, B): both searches at once
     for _ in range(_NEWTON_STEPS):

@@ -457,6 +457,14 @@ class TestDanskin:
         )
 
 
+SCALARS = {
+    "bias": st.floats(-60, 20),
+    "rate": st.floats(1e-3, 60),
+    "gamma": st.floats(1e-3, 20),
+    "cap": st.one_of(st.just(math.inf), st.floats(1e-3, 20)),
+}
+
+
 def linear_logistic(norm: Norm, dearness: float) -> tuple[Problem, list[float], float, float]:
     """softplus(-theta.zeta) with margins from wrong to sure; also minus the margins, their rate, and gamma.
 
@@ -482,12 +490,7 @@ def each_linear(test: Callable[..., None]) -> Callable[..., None]:
 class TestMargin:
     """max over 0 <= t <= cap of softplus(bias + rate t) - gamma t^2, also where it has two local maxima."""
 
-    @given(
-        bias=st.floats(-60, 10),
-        rate=st.floats(1e-3, 60),
-        gamma=st.floats(1e-3, 20),
-        cap=st.one_of(st.just(math.inf), st.floats(1e-3, 20)),
-    )
+    @given(**SCALARS)
     @example(bias=-2.0, rate=4.0, gamma=2.0, cap=math.inf)  # gamma = rate^2 / 8, where the three roots meet
     @example(bias=-20.0, rate=10.0, gamma=1.0, cap=2.2)  # the cap between the maxima
     @example(bias=-30.0, rate=10.0, gamma=0.5, cap=math.inf)  # confident, and worth moving
@@ -521,12 +524,7 @@ class TestMargin:
 class TestError:
     """max over 0 <= t <= cap of sigmoid(bias + rate t) - gamma t^2: the chance of an error in place of the loss."""
 
-    @given(
-        bias=st.floats(-60, 20),
-        rate=st.floats(1e-3, 60),
-        gamma=st.floats(1e-3, 20),
-        cap=st.one_of(st.just(math.inf), st.floats(1e-3, 20)),
-    )
+    @given(**SCALARS)
     @example(bias=-3.5, rate=4.35, gamma=0.69, cap=math.inf)  # both maxima below the border
     @example(bias=-20.0, rate=10.0, gamma=0.1, cap=2.1)  # the cap between the border and the upper maximum
     @example(bias=-20.0, rate=10.0, gamma=0.1, cap=1.9)  # and before the border

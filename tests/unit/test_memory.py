@@ -14,6 +14,7 @@ import rhobust
 from rhobust.ascent import Identity, MarginAscent, Maximizer, PenalizedAscent
 from rhobust.batches import LoaderBatches, SampleBatches
 from rhobust.config import Config
+from rhobust.costs import SquaredL2
 from rhobust.data import Samples
 from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
@@ -118,6 +119,25 @@ def test_where_an_ascent_begins_is_in_the_box_and_the_margin_is_extended_back() 
     assert other.zeta.abs().max() <= 3
     assert torch.equal(other.moved, other.zeta - X.clamp(-3, 3))
     torch.testing.assert_close(one.zeta, other.zeta, rtol=1e-3, atol=1e-3)
+
+
+def test_where_labels_may_flip_every_label_begins_there() -> None:
+    """A linear model has the same slope everywhere, and the printed step adds it to where it begins."""
+    torch.manual_seed(0)
+    model, y = nn.Linear(3, 2), (Y > 0).long()
+
+    def margin(output: Tensor, labels: Tensor) -> Tensor:
+        return (output * (1 - 2 * nn.functional.one_hot(labels, 2))).sum(1)
+
+    objective = RobustObjective(
+        model, margin, radius=0.5, cost=SquaredL2(kappa=0.1), maximizer=PenalizedAscent(eta=ETA), gamma=GAMMA
+    )
+    start = torch.full_like(X, 0.3)
+    one, other = objective(X, y), objective(X, y, start)
+    same = one.labels == other.labels
+    assert same.any()
+    expected = one.moved + start * (1 - 2 * ETA * GAMMA)
+    torch.testing.assert_close(other.moved[same], expected[same], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.1, float("nan")])
