@@ -1,7 +1,7 @@
 """One training step on a GPU: ours as it is chosen by itself, its parts, and loops as others write them.
 
 python benchmarks/gpu.py [--output results/bench/gpu.json]      measures on this GPU what the file lacks
-python benchmarks/gpu.py --markdown steps|overhead|precision    prints a table
+python benchmarks/gpu.py --markdown steps|overhead|memory|precision    prints a table
 
 Every time is the median over windows, on the paper's network and random images: arithmetic does not depend on the
 pixels. RHOBUST_DATA names the data for the last part, which compares the errors that both precisions reach.
@@ -102,14 +102,19 @@ def useful_flops(maximizer: Maximizer, size: int) -> float:
     return size * (each.theta + maximizer.gradients * each.zeta)
 
 
-def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
+def warm_engine(name: str, how: str, data: tuple[Tensor, Tensor]) -> LocalEngine:
     kind, precision = ENGINES[how]
-    data = batch(size)
     engine = ours(MAXIMIZERS[name], kind, precision, data)
     for number in range(8):  # warm-up, compilation, capture
         engine.step(*data, number, 0)
     engine.flush()
-    steps = max(10, 320 * 128 // size) if kind is CapturedEngine else 10
+    return engine
+
+
+def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
+    data = batch(size)
+    engine = warm_engine(name, how, data)
+    steps = max(10, 320 * 128 // size) if isinstance(engine, CapturedEngine) else 10
     found = {"engine_ms": milliseconds(lambda: engine.step(*data, 0, 0), steps)}
     if isinstance(engine, CapturedEngine):
         engine.flush()
@@ -150,12 +155,28 @@ def like_art(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: T
 PEERS = {"as torchattacks loops": like_torchattacks, "as ART loops": like_art}
 
 
-def measured_peer(how: str, size: int) -> dict[str, Any]:
-    model, data = on_pixels(network()), batch(size)  # the network as they would write it
+def warm_peer(how: str, data: tuple[Tensor, Tensor]) -> Callable[[], object]:
+    model = on_pixels(network())  # the network as they would write it
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         PEERS[how](model, optimizer, *data)
-    return {"engine_ms": milliseconds(lambda: PEERS[how](model, optimizer, *data), 10)}
+    return lambda: PEERS[how](model, optimizer, *data)
+
+
+def measured_peer(how: str, size: int) -> dict[str, Any]:
+    return {"engine_ms": milliseconds(warm_peer(how, batch(size)), 10)}
+
+
+def measured_memory(name: str, size: int, how: str) -> dict[str, Any]:
+    """The most that was allocated at once, of what came after the batch: weights, optimizer, passes, capture."""
+    data = batch(size)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    if how in ENGINES:
+        warm_engine(name, how, data)
+    else:
+        warm_peer(how, data)
+    return {"peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20, "before_mb": before / 2**20}
 
 
 def measured_precision(precision: str, seed: int) -> dict[str, Any]:
@@ -180,12 +201,13 @@ def jobs() -> Mapping[str, Callable[[], dict[str, Any]]]:
     ways = [(name, size, how) for size in BATCHES for name in MAXIMIZERS for how in ENGINES]
     ways += [("ifgsm", size, how) for size in BATCHES for how in PEERS]
     steps = {f"steps/{name}/{size}/{how}": partial(measured_step, name, size, how) for name, size, how in ways}
+    memory = {f"memory/{name}/{size}/{how}": partial(measured_memory, name, size, how) for name, size, how in ways}
     trained = {
         f"precision/{precision}/{seed}": partial(measured_precision, precision, seed)
         for seed in SEEDS
         for precision in PRECISIONS
     }
-    return steps | trained
+    return steps | memory | trained
 
 
 def measured_step(name: str, size: int, how: str) -> dict[str, Any]:
@@ -201,9 +223,7 @@ def measure(output: Path) -> None:
             torch.compiler.reset()  # no row inherits another's kernels or memory
             gc.collect()
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            made = job()
-            found["rows"][name] = made | {"peak_mb": torch.cuda.max_memory_allocated() / 2**20}
+            found["rows"][name] = job()
             found["environment"] = environment("cuda")
             write_json(output, found)
             print(name, found["rows"][name], flush=True)
@@ -234,6 +254,18 @@ def overhead_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def memory_table(rows: dict[str, Any]) -> str:
+    """Peak MiB of a training: every method, every way to run it."""
+    ways = [*ENGINES, *PEERS]
+    lines = [f"| method | batch | {' | '.join(f'{way}, MiB' for way in ways)} |", "|---|---|" + "---|" * len(ways)]
+    for size in BATCHES:
+        for name in MAXIMIZERS:
+            found = [rows.get(f"memory/{name}/{size}/{way}") for way in ways]
+            cells = [f"{row['peak_mb']:.0f}" if row else "" for row in found]
+            lines.append(f"| {name} | {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def precision_table(rows: dict[str, Any]) -> str:
     """The errors that both precisions reach, mean and half the range over the seeds."""
     made = {p: [row["errors"] for name, row in rows.items() if name.startswith(f"precision/{p}/")] for p in PRECISIONS}
@@ -249,7 +281,7 @@ def precision_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"steps": steps_table, "overhead": overhead_table, "precision": precision_table}
+TABLES = {"steps": steps_table, "overhead": overhead_table, "memory": memory_table, "precision": precision_table}
 
 
 def main() -> None:

@@ -100,6 +100,8 @@ def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
     yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.0)
     for radius in (0.02, 0.04, 0.08):
         yield named("spgda-error", radius=radius, cap=0.5, noise=0.3, steps=10, average=AVERAGE)
+    for radius in (0.06, 0.1):
+        yield named("spgda-error", radius=radius, cap=0.5, noise=0.6, steps=3, average=AVERAGE, memory=MEMORY)
     yield "spgda-literal, radius 6, memory 1", {"method": "spgda-literal", "radius": 6.0, "memory": 1.0}
 
 

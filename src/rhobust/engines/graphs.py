@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -50,7 +51,7 @@ class Graphs(Generic[T]):
         obstacle: str | None = None,
     ) -> None:
         self.work, self.warn, self.obstacle = work, warn, obstacle
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream(device)
         self._captures = True
         self._seen: Counter[_Shapes] = Counter()
         self._graphs: dict[_Shapes, Graph[T]] = {}
@@ -91,6 +92,12 @@ class Graphs(Generic[T]):
         if self.obstacle is not None:
             self._captures = False
             self.warn(f"the steps are launched one by one, not captured in a CUDA graph: {self.obstacle}")
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs: the matrix libraries keep tens of megabytes for every stream that they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def first_line(problem: Exception) -> str:
