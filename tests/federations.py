@@ -102,9 +102,9 @@ def watched(workers: Simulation) -> list[int]:
     seen: list[int] = []
     take = workers._worker.take
 
-    def noted(center: Tensor, y: Tensor) -> int:
+    def noted(center: Tensor, y: Tensor, step: int) -> int:
         seen.append(len(center))
-        return take(center, y)
+        return take(center, y, step)
 
     workers._worker.take = noted  # type: ignore[method-assign]
     return seen

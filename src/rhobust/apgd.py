@@ -40,7 +40,7 @@ class AutoPGD(Ball):
 
     @property
     def gradients(self) -> int:
-        return self.steps + 1  # the last one is of where the last step led: it may be the best
+        return self.count + 1  # the last one is of where the last step led: it may be the best
 
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
         known = last if isinstance(last, AutoStep) else self._first(point)
@@ -59,7 +59,7 @@ class AutoPGD(Ball):
             best=torch.where(better, point.loss, known.best),
             rises=known.rises + (point.loss > known.loss),
         )
-        since = {late: late - early for early, late in pairwise(checkpoints(self.steps))}
+        since = {late: late - early for early, late in pairwise(checkpoints(self.count))}
         return _judged(step, since[t]) if t in since else step  # line 13
 
     def _first(self, point: Point) -> AutoStep:

@@ -23,7 +23,7 @@ from torch import Tensor
 from rhobust.costs import per_sample, rows
 from rhobust.errors import Refused
 from rhobust.margin import ErrorAscent, MarginAscent, error_length, margin_length
-from rhobust.maximizer import Maximizer, Step, check_count, check_positive, maximize
+from rhobust.maximizer import Climb, Maximizer, Step, check_positive, maximize
 from rhobust.oracle import Oracle
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
@@ -64,7 +64,7 @@ class Identity(Maximizer):
 
 
 @dataclass(frozen=True)
-class Ball(Maximizer):
+class Ball(Climb):
     """Ascent on the loss inside ||zeta - z|| <= epsilon, norm infinity or 2, projected after every step.
 
     The ball is centered at z. (The paper prints it centered at the previous iterate, where ten steps walk
@@ -74,7 +74,6 @@ class Ball(Maximizer):
 
     epsilon: float
     norm: float = math.inf
-    steps: int = 1
     step_size: float | None = None
     random_start: bool = False
 
@@ -85,13 +84,9 @@ class Ball(Maximizer):
             raise Refused(f"a ball has norm 2 or infinity, not {self.norm}")
         if not self.epsilon >= 0:
             raise Refused(f"epsilon must be >= 0, not {self.epsilon}")
-        check_count("steps", self.steps)
+        super().__post_init__()
         if self.step_size is not None:
             check_positive("step_size", self.step_size)
-
-    @property
-    def gradients(self) -> int:
-        return self.steps
 
     def start(self, problem: Problem) -> Tensor:
         z = problem.z
@@ -105,7 +100,7 @@ class Ball(Maximizer):
         return problem.project(z + self.epsilon * per_sample(radius, z) * _unit(torch.randn_like(z)))
 
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
-        size = self.epsilon / self.steps if self.step_size is None else self.step_size
+        size = self.epsilon / self.count if self.step_size is None else self.step_size
         direction = point.slope.sign() if self.norm == math.inf else _unit(point.slope)
         zeta = problem.project(self._into(problem.z, point.zeta + size * direction))
         return Step(zeta, zeta)
@@ -123,7 +118,7 @@ def _unit(v: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PenalizedAscent(Maximizer):
+class PenalizedAscent(Climb):
     """A fixed number of steps on psi.
 
     By default the step knows psi's curvature: move a fraction tau_t = 1 / sqrt(t + 1) of the way to the point
@@ -134,17 +129,12 @@ class PenalizedAscent(Maximizer):
     see gamma at all, since grad c vanishes at zeta = z.
     """
 
-    steps: int = 1
     eta: float | None = None
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
+        super().__post_init__()
         if self.eta is not None:
             check_positive("eta", self.eta)
-
-    @property
-    def gradients(self) -> int:
-        return self.steps
 
     def start(self, problem: Problem) -> Tensor:
         return problem.z

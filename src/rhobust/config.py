@@ -114,7 +114,7 @@ class Config:
         for key, value in merged.items():
             try:
                 if key in knobs:
-                    knobs[key] = _converted(key, value, _knob_kind(key))
+                    knobs[key] = _turns(value) if key == "steps" else _converted(key, value, _knob_kind(key))
                 elif key in cls.known():
                     settings[key] = _converted(key, value, _KINDS[key])
                 elif key in Federation.known():
@@ -258,9 +258,18 @@ _KINDS: dict[str, type] = {
 
 
 def _knob_kind(knob: str) -> type:
-    if knob in ("steps", "max_steps"):
+    if knob == "max_steps":
         return int
     return bool if knob == "random_start" else float
+
+
+def _turns(value: object) -> int | tuple[int, ...]:
+    """Steps of an ascent: one number, or several that take turns, as a list or, in a shell, with commas."""
+    several: Any = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    counts = [int(count) if isinstance(count, str) and count.strip().isdecimal() else count for count in several]
+    if not counts or any(type(count) is not int for count in counts):
+        raise ConfigError([f"steps must be a whole number, or several that take turns, like 1,1,1,3, not {value!r}"])
+    return tuple(counts) if len(counts) > 1 else counts[0]
 
 
 def _converted(key: str, value: object, kind: type) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rhobust.costs import per_sample, rows
-from rhobust.maximizer import Maximizer, Step, check_count, check_positive
+from rhobust.maximizer import Climb, Step, check_positive
 from rhobust.problem import Point, Problem
 
 # Scalar Newton iterations; the tests of the exact maximum need twelve.
@@ -17,7 +17,7 @@ _NEWTON_STEPS = 15
 
 
 @dataclass(frozen=True)
-class MarginAscent(Maximizer):
+class MarginAscent(Climb):
     """Steps that linearize the margin instead of the loss; for losses of the form softplus(-margin).
 
     A confident sample has a vanishing loss gradient, and a step on the loss leaves it alone even where a longer move
@@ -27,20 +27,15 @@ class MarginAscent(Maximizer):
         max over 0 <= t <= cap of  softplus(b + s t) - gamma t^2
 
     is solved exactly, without a further pass through the model, and zeta = z + t d. Cross-entropy has this form with
-    the margin of the true class over the soft maximum of the others. With `steps` > 1 the margin is linearized again
+    the margin of the true class over the soft maximum of the others. With more `steps` the margin is linearized again
     at each zeta, and step t goes 1 / sqrt(t + 1) of the way.
     """
 
-    steps: int = 1
     cap: float = math.inf
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
+        super().__post_init__()
         check_positive("cap", self.cap)
-
-    @property
-    def gradients(self) -> int:
-        return self.steps
 
     def start(self, problem: Problem) -> Tensor:
         return problem.z

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Self
 
 from torch import Tensor
 
@@ -27,10 +29,26 @@ class Maximizer(ABC):
     penalized: bool = True
     """Whether gamma prices the transport (psi), or the maximizer is its own constraint (the loss alone)."""
 
+    turns: int = 1
+    """After how many training steps it does the same again."""
+
     @property
     @abstractmethod
     def gradients(self) -> int:
         """The most gradients it asks for."""
+
+    @property
+    def mean_gradients(self) -> float:
+        """The same on average over the training steps."""
+        return fmean(self.on(step).gradients for step in range(self.turns))
+
+    def on(self, step: int) -> Maximizer:
+        """The maximizer of this training step, counted from 0; most do the same in every step."""
+        return self
+
+    def turn(self, step: int) -> int:
+        """The first training step that is like this one."""
+        return step % self.turns
 
     @abstractmethod
     def start(self, problem: Problem) -> Tensor:
@@ -39,6 +57,52 @@ class Maximizer(ABC):
     @abstractmethod
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
         """The step number t (from 0), given the loss and slope where the last one said to look."""
+
+
+@dataclass(frozen=True)
+class Climb(Maximizer):
+    """An ascent of a fixed number of steps, a gradient each.
+
+    Several numbers take turns: with `steps` (1, 1, 1, 3) every fourth training step climbs three times and the others
+    once, 1.5 gradients on average. A model can learn to resist the one gradient of an ascent and no other; what it
+    learns from the deeper ones undoes that. Outside of training the deepest counts.
+
+    >>> from rhobust.margin import ErrorAscent
+    >>> ascent = ErrorAscent(steps=(1, 1, 1, 3))
+    >>> [ascent.on(step).gradients for step in range(5)], ascent.mean_gradients
+    ([1, 1, 1, 3, 1], 1.5)
+    """
+
+    steps: int | tuple[int, ...] = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self._each or not all(type(count) is int for count in self._each):
+            raise Refused(f"steps is a whole number, or a tuple of several that take turns, not {self.steps!r}")
+        for count in self._each:
+            check_count("steps", count)
+
+    @property
+    def _each(self) -> tuple[int, ...]:
+        return self.steps if isinstance(self.steps, tuple) else (self.steps,)
+
+    @property
+    def turns(self) -> int:  # type: ignore[override]
+        return len(self._each)
+
+    @property
+    def count(self) -> int:
+        """How many steps, the most where numbers take turns."""
+        return max(self._each)
+
+    @property
+    def gradients(self) -> int:
+        return self.count
+
+    def on(self, step: int) -> Self:
+        return replace(self, steps=self.steps[step % self.turns]) if isinstance(self.steps, tuple) else self
+
+    def turn(self, step: int) -> int:
+        return self._each.index(self._each[step % self.turns])
 
 
 def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None) -> Maximum:

@@ -98,6 +98,8 @@ class RobustObjective(nn.Module):
         self.gamma = nn.Parameter(
             torch.tensor(float(gamma), dtype=precision, device=some.device), requires_grad=self.maximizer.penalized
         )
+        self.turn = 0
+        """The number of the next training step, for maximizers that do not do the same in each."""
         self._classes: int | None = None  # known once the model has answered
 
     def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
@@ -111,7 +113,8 @@ class RobustObjective(nn.Module):
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
         check_model(self.model)
-        labels, maximum, cost = self._solve(center, y, start)
+        labels, maximum, cost = self._solve(center, y, start, self.maximizer.on(self.turn))
+        self.turn += 1
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         value = loss.mean()
         if self.maximizer.penalized:
@@ -131,7 +134,7 @@ class RobustObjective(nn.Module):
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
         check_model(self.model, training=False)
         self.check(x, y)
-        return self._solve(x, y)[1]
+        return self._solve(x, y, None, self.maximizer)[1]
 
     def center(self, x: Tensor) -> Tensor:
         """The centers of the balls: x with noise, in the box."""
@@ -140,12 +143,14 @@ class RobustObjective(nn.Module):
         noisy = x + self.noise * (2 * torch.rand_like(x) - 1)
         return noisy if self.bounds is None else noisy.clamp(*self.bounds)
 
-    def _solve(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> tuple[Tensor, Maximum, Tensor]:
+    def _solve(
+        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+    ) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
-        if self._classes is None and (math.isfinite(self.cost.kappa) or not self.maximizer.gradients):
+        if self._classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._loss(x, y)
-        return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start)
+        return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
@@ -157,15 +162,19 @@ class RobustObjective(nn.Module):
         """The inner problem of a batch, for whoever wants to solve it another way."""
         return Problem(x.detach(), lambda zeta: self._loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
 
-    def _moved(self, x: Tensor, y: Tensor, start: Tensor | None) -> tuple[Tensor, Maximum, Tensor]:
+    def _moved(
+        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+    ) -> tuple[Tensor, Maximum, Tensor]:
         problem = self.problem(x, y)
         # The draws of a maximizer's own start advance the global generator; the model's do not.
-        zeta = self.maximizer.start(problem) if start is None else problem.project(problem.z + start)
+        zeta = maximizer.start(problem) if start is None else problem.project(problem.z + start)
         with undisturbed(self.model):
-            maximum = maximize(problem, self.maximizer, zeta)
+            maximum = maximize(problem, maximizer, zeta)
         return y, maximum, self.cost(problem.z, maximum.zeta)
 
-    def _flipped(self, x: Tensor, y: Tensor, start: Tensor | None) -> tuple[Tensor, Maximum, Tensor]:
+    def _flipped(
+        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+    ) -> tuple[Tensor, Maximum, Tensor]:
         """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
         if not self._classes:
             raise Refused(
@@ -175,7 +184,7 @@ class RobustObjective(nn.Module):
         classes = self._classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
         start = None if start is None else start.repeat_interleave(classes, 0)
-        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start)
+        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
             psi = self._loss(maximum.zeta, every) - self.gamma * cost

@@ -70,7 +70,7 @@ class Simulation(Workers):
         self._worker.begin(task)
         batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
         center, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        gradients = self._worker.take(center, y)
+        gradients = self._worker.take(center, y, task.round)
         one = self._worker.end(task, 1, gradients)
         return server.apply(
             Aggregate(

@@ -57,4 +57,6 @@ def to_toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str):  # as JSON writes it, but for surrogates, which TOML has not, and DEL, which it escapes
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(to_toml, value))}]"
     return repr(value)  # of inf and of floats: TOML's own

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Ball
+from rhobust.ascent import Ball, ErrorAscent
 from rhobust.averaging import WeightAverage
 from rhobust.batches import SampleBatches
 from rhobust.data import Samples
@@ -277,6 +277,19 @@ def test_captured_noise_is_eager_noise() -> None:
         run(one, batches())
     assert captured.captured
     assert close(captured, eager, 1e-5)
+
+
+def test_captured_turns_are_eager_turns() -> None:
+    """Both depths are captured, each for both shapes of batch."""
+    captured, eager = engine(CapturedEngine, "spgda-error"), engine(LocalEngine, "spgda-error")
+    for one in (captured, eager):
+        one.objective.maximizer = ErrorAscent(steps=(1, 1, 3))
+    replayed, launched = run(captured, batches()), run(eager, batches())
+    assert isinstance(captured, CapturedEngine)
+    assert sorted({turn for turn, _ in captured._graphs._graphs}) == [0, 2]
+    assert close(captured, eager, 1e-5)
+    assert [record.gradients for record in replayed] == [record.gradients for record in launched]
+    assert [record.gradients for record in replayed][:6] == [1, 1, 3, 1, 1, 3]
 
 
 def test_captured_memory_is_eager_memory() -> None:

@@ -39,6 +39,7 @@ SETTINGS = {
     "spgd": Setting(method="spgd"),
     "margin": Setting(method="spgda-margin"),
     "error": Setting(method="spgda-error"),
+    "turns": Setting(method="spgda-error", knobs={"steps": (1, 1, 3)}),
     "ten-workers": Setting(sizes=[9] * 10),
     "whole-shares": Setting(sizes=[5] * 4),  # smaller than a minibatch: everything is used
 }
@@ -92,7 +93,7 @@ def test_what_is_logged_is_the_same_fused_and_not() -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", ["spgda", "spgda-l1-adam", "spgd", "margin"])
+@pytest.mark.parametrize("name", ["spgda", "spgda-l1-adam", "spgd", "margin", "turns"])
 def test_one_worker_is_central_training_bit_for_bit(name: str, fuse: bool) -> None:
     setting = replace(SETTINGS[name], sizes=[30])
     assert torch.equal(federated(setting, 20, fuse=fuse), central(setting, 20))

@@ -75,7 +75,7 @@ def test_ball_never_leaves_ball_or_box(
 ) -> None:
     problem = network_problem(seed)
     torch.manual_seed(seed)
-    maximizer = Ball(epsilon, norm, steps, step_size, random_start)
+    maximizer = Ball(epsilon, norm, step_size, random_start, steps=steps)
     for zeta in (maximizer.start(problem), maximize(problem, maximizer).zeta):
         assert (length(displacement(problem, zeta), norm) <= epsilon * (1 + 1e-12) + 1e-15).all()
         assert zeta.abs().max() <= 1

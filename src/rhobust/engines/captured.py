@@ -65,7 +65,7 @@ class CapturedEngine(LocalEngine):
         if self._diverged is not None:
             raise self._diverged
         batch = (x, y) if self.memory is None or at is None else (x, y, at)
-        graph = self._graphs.find(*batch)
+        graph = self._graphs.find(*batch, turn=self.objective.maximizer.turn(step))
         if graph is None:
             records = self.flush()
             return records if self._diverged is not None else [*records, *self._eagerly(batch, step, epoch)]
@@ -119,10 +119,10 @@ class CapturedEngine(LocalEngine):
                 self.warn(f"kernels are not fused, which takes longer: {first_line(problem)}")
                 return super().step(x, y, step, epoch, *at)
 
-    def _recorded(self, x: Tensor, y: Tensor, *at: Tensor) -> Numbers:
+    def _recorded(self, x: Tensor, y: Tensor, *at: Tensor, turn: int) -> Numbers:
         """The step, as it is captured."""
         with self._fused(x, y, *at):
-            numbers = self.gradient(x, y, 0, 0, *at)
+            numbers = self.gradient(x, y, turn, 0, *at)
             self.update()
         return numbers
 

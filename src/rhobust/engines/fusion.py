@@ -37,12 +37,21 @@ class _FusedMaximizer(Maximizer):
     """Another maximizer whose moves are compiled."""
 
     def __init__(self, plain: Maximizer) -> None:
-        self.plain, self.penalized = plain, plain.penalized
+        self.plain, self.penalized, self.turns = plain, plain.penalized, plain.turns
         self._move = torch.compile(plain.move)
+        self._of_turn: dict[int, Maximizer] = {}
 
     @property
     def gradients(self) -> int:
         return self.plain.gradients
+
+    def on(self, step: int) -> Maximizer:
+        if self.turns == 1:
+            return self
+        turn = self.plain.turn(step)
+        if turn not in self._of_turn:
+            self._of_turn[turn] = _FusedMaximizer(self.plain.on(turn))
+        return self._of_turn[turn]
 
     def start(self, problem: Problem) -> Tensor:
         return self.plain.start(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Generic, TypeVar
 
 import torch
@@ -37,7 +37,9 @@ class Graph(Generic[T]):
 
 
 class Graphs(Generic[T]):
-    """The graphs of one function, which works on tensors that stay where they are.
+    """The graphs of one function, `work(batch..., turn)`, on tensors that stay where they are.
+
+    What it does may depend on the turn, a number besides the tensors; each has graphs of its own.
 
     What cannot be captured (because of an `obstacle` known beforehand, or as the attempt shows) has no graph, and
     `warn` hears why.
@@ -53,20 +55,20 @@ class Graphs(Generic[T]):
         self.work, self.warn, self.obstacle = work, warn, obstacle
         self._stream = _stream(device)
         self._captures = True
-        self._seen: Counter[_Shapes] = Counter()
-        self._graphs: dict[_Shapes, Graph[T]] = {}
+        self._seen: Counter[tuple[int, _Shapes]] = Counter()
+        self._graphs: dict[tuple[int, _Shapes], Graph[T]] = {}
 
     def __bool__(self) -> bool:
         """Whether there is one."""
         return bool(self._graphs)
 
-    def find(self, *batch: Tensor) -> Graph[T] | None:
+    def find(self, *batch: Tensor, turn: int = 0) -> Graph[T] | None:
         """The graph of this shape of batch; none before it is warm, or where it cannot be captured."""
-        shapes = _shapes(batch)
-        if self._captures and shapes not in self._graphs and self._seen[shapes] == _WARM_UP:
-            self._capture(batch)
-        self._seen[shapes] += 1
-        return self._graphs.get(shapes)
+        kind = turn, _shapes(batch)
+        if self._captures and kind not in self._graphs and self._seen[kind] == _WARM_UP:
+            self._capture(batch, turn)
+        self._seen[kind] += 1
+        return self._graphs.get(kind)
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -78,14 +80,14 @@ class Graphs(Generic[T]):
 
     def is_first(self, *batch: Tensor) -> bool:
         """Whether this shape of batch was met before any other."""
-        return _shapes(batch) == next(iter(self._seen))
+        return _shapes(batch) == next(iter(self._seen))[1]
 
-    def _capture(self, batch: Sequence[Tensor]) -> None:
+    def _capture(self, batch: Sequence[Tensor], turn: int) -> None:
         if self.obstacle is None:
             generator = torch.cuda.default_generators[batch[0].device.index]
             before = generator.clone_state()
             try:
-                self._graphs[_shapes(batch)] = Graph(self.work, batch, self._stream)
+                self._graphs[turn, _shapes(batch)] = Graph(partial(self.work, turn=turn), batch, self._stream)
             except RuntimeError as problem:
                 self.obstacle = first_line(problem)
                 generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end

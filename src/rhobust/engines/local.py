@@ -91,6 +91,7 @@ class LocalEngine:
         """The gradient in theta and gamma, left where the optimizer finds it."""
         self.optimizer.zero_grad()
         start = None if self.memory is None or at is None else self.memory.recall(at)
+        self.objective.turn = step
         with self._precise(x.device):
             surrogate = self.objective(x, y, start)
         if self.memory is not None and at is not None:

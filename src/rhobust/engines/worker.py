@@ -71,7 +71,7 @@ class Worker:
         gradients = 0
         for step in range(self.work.steps):
             with self.minibatch(samples, task, number, step) as (center, y):
-                gradients += self.take(center, y)
+                gradients += self.take(center, y, task.round * self.work.steps + step)
         return self.end(task, len(samples), gradients)
 
     @contextmanager
@@ -92,14 +92,15 @@ class Worker:
         self._total.zero_()
         self._sums.zero_()
 
-    def take(self, center: Tensor, y: Tensor) -> int:
-        """One local step; how many gradients in zeta it took."""
+    def take(self, center: Tensor, y: Tensor, step: int) -> int:
+        """One local step, the number `step` of all rounds; how many gradients in zeta it took."""
+        turn = self.objective.maximizer.turn(step)
         if self._graphs is None:
-            return self._local_step(center, y)
-        graph = self._graphs.find(center, y)
+            return self._local_step(center, y, turn)
+        graph = self._graphs.find(center, y, turn=turn)
         if graph is None:
             with self._graphs.warming():
-                return self._local_step(center, y)
+                return self._local_step(center, y, turn)
         return graph.replay(center, y)
 
     def end(self, task: Task, samples: int, gradients: int) -> Upload:
@@ -108,8 +109,9 @@ class Worker:
         theta = self._total / self.work.steps
         return Upload(task.round, theta, self.objective.radius - cost, samples, loss, gradients)
 
-    def _local_step(self, center: Tensor, y: Tensor) -> int:
+    def _local_step(self, center: Tensor, y: Tensor, turn: int) -> int:
         put(self.objective.model, self._start - self.work.rate * self._total)
+        self.objective.turn = turn
         surrogate = self.objective.surrogate(center, y)
         self.objective.zero_grad()
         torch.autograd.backward(surrogate.value)

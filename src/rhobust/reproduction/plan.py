@@ -50,7 +50,7 @@ class Job:
     def cost(self) -> float:
         """About how much work it is, in passes of one sample through the network."""
         name = self.training["method"]
-        gradients = find_method(FEDERATED.get(name, name)).maximizer.gradients
+        gradients = find_method(FEDERATED.get(name, name)).maximizer.mean_gradients
         if "rounds" in self.training:
             local_steps = 5 if name == "fedavg" else 1
             steps = _WORKERS * local_steps if local_steps > 1 else 1  # one gradient each is one batch of all
