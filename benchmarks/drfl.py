@@ -34,7 +34,7 @@ ROUNDS, FEDAVG_ROUNDS, LIARS_ROUNDS = 1000, 300, 300  # FedAvg takes five local 
 LOCAL_ROUNDS, LOCAL_STEPS = 200, (1, 2, 5, 10)
 
 METHODS: dict[str, dict[str, Any]] = {
-    "drfl": {"method": "drfl", "radius": 2.0},
+    "drfl-loss": {"method": "drfl-loss", "radius": 2.0},
     "drfl-margin": {"method": "drfl-margin", "radius": 2.0},
     "drfl-literal": {"method": "drfl-literal", "radius": 25.0},
     "fedavg": {"method": "fedavg"},
@@ -53,7 +53,7 @@ def jobs() -> dict[str, dict[str, Any]]:
                 rounds = FEDAVG_ROUNDS if name == "fedavg" else ROUNDS
                 own = {"partition": partition, "rounds": rounds, "seed": seed}
                 found[f"rounds/{partition}/{name}/{seed}"] = SHARED | settings | own
-    liars = SHARED | METHODS["drfl"] | {"rounds": LIARS_ROUNDS, "evaluate_every": LIARS_ROUNDS, "seed": 0}
+    liars = SHARED | METHODS["drfl-loss"] | {"rounds": LIARS_ROUNDS, "evaluate_every": LIARS_ROUNDS, "seed": 0}
     for aggregator in AGGREGATORS:
         found[f"liars/none/{aggregator}"] = liars | {"aggregator": aggregator}
         for lie in LIES:
@@ -61,7 +61,7 @@ def jobs() -> dict[str, dict[str, Any]]:
     digits = {"data": "digits", "batch_size": 16, "workers": 10, "evaluate_every": 20, "rounds": LOCAL_ROUNDS}
     for seed in SEEDS:
         for steps in LOCAL_STEPS:
-            found[f"local/{steps}/{seed}"] = digits | METHODS["drfl"] | {"local_steps": steps, "seed": seed}
+            found[f"local/{steps}/{seed}"] = digits | METHODS["drfl-loss"] | {"local_steps": steps, "seed": seed}
     return found
 
 

@@ -40,7 +40,7 @@ ROUNDS = 60
 GOALS = {2: 0.1, 10: 0.4}  # seconds per deployed round
 
 
-SETTINGS = {"data": "digits", "model": "cnn", "method": "drfl", "radius": 2.0, "batch_size": 16}
+SETTINGS = {"data": "digits", "model": "cnn", "method": "drfl-loss", "radius": 2.0, "batch_size": 16}
 SETTINGS |= {"threads": 1, "device": "cpu", "checkpoint_every": 1000}
 
 

@@ -45,7 +45,7 @@ SHAPE, CLASSES, BATCHES = torch.Size([1, 28, 28]), 10, (128, 2048)
 WINDOWS = 5
 MAXIMIZERS: dict[str, Maximizer] = {
     "erm": Identity(),
-    "spgda": PenalizedAscent(),
+    "spgda-loss": PenalizedAscent(),
     "spgda-margin": MarginAscent(),
     "ten penalized steps": PenalizedAscent(steps=10),
     "spgd": Oracle(),

@@ -2,8 +2,8 @@
 
 RHOBUST_DATA=... python benchmarks/one_gradient.py [--only PREFIX] [--workers 12]   trains what the file lacks
 RHOBUST_DATA=... python benchmarks/one_gradient.py --clock                            times steps, nothing beside them
-python benchmarks/one_gradient.py --markdown                                          prints the table
-python benchmarks/one_gradient.py --figure docs/images/one-gradient.png               draws clean against attacked error
+python benchmarks/one_gradient.py --markdown runs|goals|times                         prints a table
+python benchmarks/one_gradient.py --figure docs/images/one-gradient.png               draws what there is
 
 Attacked is the worst of PGD (40 steps, 5 restarts), Auto-PGD on the loss and on the margin, and random squares, on the
 first 1,000 test images, averaged over epsilon 0.1, 0.2, 0.3 and 0.4 in pixels in [-1, 1].
@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,31 @@ DATA, SEEDS, EPOCHS = ("mnist", "fashion-mnist"), (0, 1, 2), 30
 SAMPLES, EPSILONS = 1000, (0.1, 0.2, 0.3, 0.4)
 LOOK = 500  # test images, not among those that are attacked, that the promise of a step is checked on
 AVERAGE, MEMORY = 0.999, 0.9
-OURS = ("spgda-margin", "spgda-error")  # with the cost ||.||_inf^2: the attacks are measured so
+OURS = ("spgda", "spgda-margin")  # with the cost ||.||_inf^2: the attacks are measured so
+BEHIND = {"nfgsm": 2.0, "ifgsm": 5.0}  # points that each is to be behind ours, at every clean error that it reaches
 ATTACKS, RESTARTS = ("pgd", "apgd", "apgd-margin", "square"), 5
 WINDOWS = 7
 CLOCKED = (
     *("erm", "fgsm, epsilon 0.2", "nfgsm, epsilon 0.2, noise 0.4", "ifgsm, epsilon 0.2"),
-    "spgda-error, radius 0.04, cap 0.4, noise 0.5, average 0.999, memory 0.9",
+    "spgda, radius 0.04, cap 0.3, noise 0.3, average 0.999",
+    "spgda, radius 0.04, cap 0.3, noise 0.3, steps 1, average 0.999",
+)
+PROMISES = (  # a training that holds, and some whose model learns to resist one gradient and no other
+    *("nfgsm, epsilon 0.2, noise 0.4", "nfgsm, epsilon 0.4, noise 0.8"),
+    "spgda, radius 0.04, cap 0.3, noise 0.3, average 0.999",
+    "spgda, radius 0.04, cap 0.5, noise 0.3, steps 1, average 0.999, memory 0.9",
 )
 
 
-def named(method: str, **settings: float) -> tuple[str, dict[str, Any]]:
+def named(method: str, **settings: float | list[int]) -> tuple[str, dict[str, Any]]:
     """A way to train, by a name that says its settings."""
-    said = [f"{key} {value:g}" for key, value in settings.items()]
+    said = [f"{key} {_said(value)}" for key, value in settings.items()]
     more = {"cost": "linf"} if method in OURS else {}
     return ", ".join([method, *said]), {"method": method, **more, **settings}
+
+
+def _said(value: float | list[int]) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else f"{value:g}"
 
 
 def baselines() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,10 +83,10 @@ def baselines() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ours() -> Iterator[tuple[str, dict[str, Any]]]:
-    """One gradient after errors, a smoothed center, averaged weights, memory: from little robustness to much."""
-    ways = ((0.01, 0.3, 0.3), (0.02, 0.4, 0.3), (0.04, 0.5, 0.3), (0.04, 0.4, 0.5), (0.06, 0.4, 0.6), (0.1, 0.5, 0.6))
-    for radius, cap, noise in ways:
-        yield named("spgda-error", radius=radius, cap=cap, noise=noise, average=AVERAGE, memory=MEMORY)
+    """One gradient, and three in every fourth step, from little robustness to much."""
+    ways = ((0.005, 0.15), (0.01, 0.2), (0.02, 0.25), (0.04, 0.3), (0.06, 0.35), (0.085, 0.3))
+    for radius, cap in ways:
+        yield named("spgda", radius=radius, cap=cap, noise=0.3, average=AVERAGE)
 
 
 def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -84,25 +95,30 @@ def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
         yield named("wrm", gamma=gamma)
     for epsilon in (0.1, 0.2, 0.3):
         yield named("fgsm", epsilon=epsilon)
+    for steps in (2, 3, 5):
+        yield named("ifgsm", epsilon=0.3, steps=steps)
     yield named("ifgsm", epsilon=0.3, average=AVERAGE)
     yield named("nfgsm", epsilon=0.2, noise=0.4, average=AVERAGE)
+    yield named("nfgsm", epsilon=0.3, noise=0.4, average=AVERAGE)
     yield named("nfgsm", epsilon=0.3, noise=0.6, average=AVERAGE)
     yield named("nfgsm", epsilon=0.2, noise=0.4, average=AVERAGE, memory=MEMORY)
-    own = {"radius": 0.04, "cap": 0.4, "noise": 0.5}
-    yield named("spgda-error", **own)
-    yield named("spgda-error", **own, average=AVERAGE)
-    yield named("spgda-error", **own, memory=MEMORY)
-    for noise in (0.0, 0.1):
-        yield named("spgda-error", **own | {"noise": noise}, average=AVERAGE, memory=MEMORY)
-    yield named("spgda-error", **own, average=AVERAGE, memory=1.0)
-    yield named("spgda-margin", **own, average=AVERAGE, memory=MEMORY)
-    yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.3)
-    yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.0)
-    for radius in (0.02, 0.04, 0.08):
-        yield named("spgda-error", radius=radius, cap=0.5, noise=0.3, steps=10, average=AVERAGE)
-    for radius in (0.06, 0.1):
-        yield named("spgda-error", radius=radius, cap=0.5, noise=0.6, steps=3, average=AVERAGE, memory=MEMORY)
-    yield "spgda-literal, radius 6, memory 1", {"method": "spgda-literal", "radius": 6.0, "memory": 1.0}
+    yield named("nfgsm", epsilon=0.3, noise=0.3, steps=[1, 1, 1, 3], average=AVERAGE)
+    own = {"radius": 0.04, "cap": 0.3, "noise": 0.3}
+    yield named("spgda", **own)
+    yield named("spgda", **own, steps=1, average=AVERAGE)
+    yield named("spgda", **own | {"noise": 0.0}, average=AVERAGE)
+    yield named("spgda-margin", **own, steps=[1, 1, 1, 3], average=AVERAGE)
+    yield named("spgda-margin", radius=0.085, cap=0.3, noise=0.3, steps=[1, 1, 1, 3], average=AVERAGE)
+    yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.3, steps=1)
+    yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.0, steps=1)
+    for radius in (0.02, 0.06, 0.12):
+        yield named("spgda", radius=radius, cap=0.5, noise=0.3, steps=10, average=AVERAGE)
+    yield named("spgda", radius=0.06, cap=0.5, noise=0.3, steps=5, average=AVERAGE)
+    yield named("spgda", radius=0.04, cap=0.4, noise=0.5, steps=1)
+    ways = ((0.01, 0.3, 0.3), (0.02, 0.4, 0.3), (0.04, 0.5, 0.3), (0.04, 0.4, 0.5), (0.06, 0.4, 0.6), (0.1, 0.5, 0.6))
+    for radius, cap, noise in ways:
+        yield named("spgda", radius=radius, cap=cap, noise=noise, steps=1, average=AVERAGE, memory=MEMORY)
+    yield named("spgda-literal", radius=6.0, memory=1.0)
 
 
 def jobs(seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -171,7 +187,7 @@ def measure(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         "foresight": looks.found,
         "rho_eff": rho_eff(records),
         "gamma": records[-1]["gamma"],
-        "gradients": statistics.fmean(record["gradients"] for record in records),
+        "gradients": engine.objective.maximizer.mean_gradients,
         "environment": environment(config.device),
     }
 
@@ -258,40 +274,132 @@ def _average(run: Mapping[str, Any]) -> float:
     return 100 * statistics.fmean(run["errors"]["worst"])
 
 
-def table(runs: Mapping[str, Any]) -> str:
-    """Every variant, the most robust first; means over the seeds."""
+@dataclass(frozen=True)
+class Variant:
+    """A way to train on one data set, and what it came to: means over the seeds that there are."""
+
+    name: str
+    runs: list[Mapping[str, Any]]
+
+    @property
+    def method(self) -> str:
+        return str(self.runs[0]["settings"]["method"])
+
+    @property
+    def gradients(self) -> float:
+        return float(self.runs[0]["gradients"])
+
+    @property
+    def clean(self) -> float:
+        return 100 * statistics.fmean(run["clean"] for run in self.runs)
+
+    @property
+    def spent(self) -> float:
+        """E[c]."""
+        return statistics.fmean(run["rho_eff"] for run in self.runs)
+
+    @property
+    def worst(self) -> list[float]:
+        """The referee's error at each epsilon."""
+        return [100 * statistics.fmean(run["errors"]["worst"][i] for run in self.runs) for i in range(len(EPSILONS))]
+
+    @property
+    def attacked(self) -> float:
+        """Their average."""
+        return statistics.fmean(self.worst)
+
+
+def variants(found: Mapping[str, Any], data: str) -> list[Variant]:
+    """What was trained on these data, the most robust first."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for key, run in found["runs"].items():
+        where, name, _ = key.split("/")
+        if where == data:
+            by_name.setdefault(name, []).append(run)
+    return sorted((Variant(name, runs) for name, runs in by_name.items()), key=lambda variant: variant.attacked)
+
+
+def runs_table(found: Mapping[str, Any]) -> str:
+    """Every variant."""
     head = ["data", "variant", "seeds", "gradients", "E[c]", "clean", *(f"worst {e:g}" for e in EPSILONS), "average"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for data in DATA:
-        by_variant: dict[str, list[Any]] = {}
-        for key, run in runs.items():
-            if key.startswith(f"{data}/"):
-                by_variant.setdefault(key.split("/")[1], []).append(run)
-        for name, seeds in sorted(by_variant.items(), key=lambda item: statistics.fmean(map(_average, item[1]))):
-            means = [statistics.fmean(100 * run["errors"]["worst"][i] for run in seeds) for i in range(len(EPSILONS))]
-            clean, spent = (statistics.fmean(run[key] for run in seeds) for key in ("clean", "rho_eff"))
-            cells = [f"{100 * clean:.1f}", *(f"{mean:.1f}" for mean in means), f"{statistics.fmean(means):.1f}"]
-            start = [data, name, str(len(seeds)), f"{seeds[0]['gradients']:.3g}", f"{spent:.3g}"]
+        for one in variants(found, data):
+            start = [data, one.name, str(len(one.runs)), f"{one.gradients:.3g}", f"{one.spent:.3g}"]
+            cells = [f"{value:.1f}" for value in (one.clean, *one.worst, one.attacked)]
             lines.append(f"| {' | '.join([*start, *cells])} |")
     return "\n".join(lines)
 
 
-def figure(runs: Mapping[str, Any]) -> Figure:
-    """Clean error against the average attacked error, a panel for each data set, a point for each variant."""
-    drawn, axes = figures.new_figure(len(DATA), 1, 11, 4.6)
-    for axis, data in zip(axes[0], DATA, strict=True):
-        points: dict[str, list[tuple[float, float]]] = {}
-        for name, run in runs.items():
-            if name.startswith(f"{data}/"):
-                points.setdefault(run["settings"]["method"], []).append((100 * run["clean"], _average(run)))
-        for method, found in points.items():
-            style = figures.style(method)
-            axis.scatter(*zip(*found, strict=True), label=method, color=style["color"], marker=style["marker"], s=22)
-        axis.set_title(data)
-        axis.set_xlabel("clean error, %")
-        axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel("attacked error, %, average over epsilon")
-    axes[0][0].legend(frameon=False)
+def goals_table(found: Mapping[str, Any]) -> str:
+    """For each baseline: the best of ours that is no worse on clean data, and whether the goal is met."""
+    names = {name for name, _ in ours()}
+    head = ["data", "baseline", "clean", "attacked", "ours", "clean", "attacked", "ahead by", "goal"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    swept = {name for name, _ in baselines()}
+    for data in DATA:
+        made = variants(found, data)
+        for other in sorted((one for one in made if one.name in swept), key=lambda one: one.clean):
+            if other.method not in BEHIND:
+                continue
+            cells = [data, other.name, f"{other.clean:.1f}", f"{other.attacked:.1f}"]
+            best = next((one for one in made if one.name in names and one.clean <= other.clean), None)  # by attacked
+            if best is None:
+                cells += ["none as good on clean data", "", "", "", "missed"]
+            else:
+                ahead, goal = other.attacked - best.attacked, BEHIND[other.method]
+                cells += [best.name, f"{best.clean:.1f}", f"{best.attacked:.1f}", f"{ahead:.1f}"]
+                cells.append(f">= {goal:g}: {'met' if ahead >= goal else 'missed'}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def times_table(found: Mapping[str, Any]) -> str:
+    """Milliseconds a step, and over ERM's in the same run."""
+    lines = ["| device | variant | ms a step | over ERM |", "|---|---|---|---|"]
+    for device, times in found["times"].items():
+        for name, row in times["steps"].items():
+            lines.append(f"| {device} | {name} | {row['ms']:.3g} | {row['over_erm']:.2f} |")
+    return "\n".join(lines)
+
+
+TABLES = {"runs": runs_table, "goals": goals_table, "times": times_table}
+
+
+def figure(found: Mapping[str, Any]) -> Figure:
+    """For each data set: clean against attacked error, gradients against attacked error, promised and kept losses."""
+    made_on = {data: made for data in DATA if (made := variants(found, data))}
+    drawn, axes = figures.new_figure(3, len(made_on), 15, 4.4 * len(made_on))
+    for row, (data, made) in zip(axes, made_on.items(), strict=True):
+        by_method: dict[str, list[Variant]] = {}
+        for one in made:
+            by_method.setdefault(one.method, []).append(one)
+        for method, those in by_method.items():
+            look = figures.style(method)
+            dots = {"label": method, "color": look["color"], "marker": look["marker"], "s": 24}
+            row[0].scatter([one.clean for one in those], [one.attacked for one in those], **dots)
+            least: dict[float, float] = {}  # the most robust with so many gradients
+            for one in those:
+                least.setdefault(one.gradients, one.attacked)
+            row[1].scatter(list(least), list(least.values()), **dots)
+        for name in PROMISES:
+            run = found["runs"].get(f"{data}/{name}/0")
+            if run:
+                promised, kept = zip(*run["foresight"], strict=True)
+                (line,) = row[2].plot(promised, label=name)
+                row[2].plot(kept, color=line.get_color(), linestyle="--")
+        row[0].set_ylabel(f"{data}: attacked error, %, average over epsilon")
+        row[0].legend(frameon=False, fontsize="small")
+        row[2].legend(frameon=False, fontsize="x-small")
+        row[2].set_ylim(0, 3)
+        labels = (
+            "clean error, %",
+            "ascent gradients a sample, the best of each",
+            "epoch; loss promised, and kept (dashed)",
+        )
+        for axis, label in zip(row, labels, strict=True):
+            axis.set_xlabel(label)
+            axis.grid(alpha=0.25)
     return drawn
 
 
@@ -302,15 +410,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names that start so")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--clock", action="store_true", help="times alone, on the device that is there")
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--markdown", choices=TABLES)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     if options.markdown:
-        print(table(json.loads(options.output.read_text())["runs"]))
+        print(TABLES[options.markdown](json.loads(options.output.read_text())))
     elif options.clock:
         clock(options.output)
     elif options.figure:
-        figures.save(figure(json.loads(options.output.read_text())["runs"]), options.figure)
+        figures.save(figure(json.loads(options.output.read_text())), options.figure)
     else:
         train(options.output, options.workers, options.only, options.seeds)
 

@@ -117,7 +117,7 @@ def _unit(v: Tensor) -> Tensor:
     return v / per_sample(rows(v).norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny), v)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PenalizedAscent(Climb):
     """A fixed number of steps on psi.
 

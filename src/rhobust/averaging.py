@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rhobust.errors import Refused
 
@@ -30,7 +30,7 @@ class WeightAverage:
         if not 0 <= decay < 1:
             raise Refused(f"the decay of an average is at least 0 and below 1, not {decay}")
         self.decay = decay
-        self.weights = list(model.parameters())
+        self.weights: list[Tensor] = list(model.parameters())
         self.means = [theta.detach().clone() for theta in self.weights]
         # On the weights' device, and changed in place, so that a step can be captured.
         self.steps = torch.zeros((), device=self.weights[0].device)
@@ -40,8 +40,9 @@ class WeightAverage:
         """Theta after a step."""
         self.steps.add_(1)
         share = (1 / self.steps).clamp_min(1 - self.decay)
-        for mean, theta in zip(self.means, self.weights, strict=True):
-            mean.lerp_(theta, share.to(mean.dtype))
+        ways = torch._foreach_sub(self.weights, self.means)  # all weights at once: on a GPU they are many small kernels
+        torch._foreach_mul_(ways, share)
+        torch._foreach_add_(self.means, ways)
 
     @torch.no_grad()
     def put(self) -> None:

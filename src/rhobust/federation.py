@@ -17,8 +17,8 @@ from rhobust.partitions import find_partition
 METHODS = {
     "drfl": "spgda",
     "drfl-spgd": "spgd",
+    "drfl-loss": "spgda-loss",
     "drfl-margin": "spgda-margin",
-    "drfl-error": "spgda-error",
     "drfl-literal": "spgda-literal",
     "fedavg": "erm",
 }

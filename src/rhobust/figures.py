@@ -24,15 +24,16 @@ _COLORS = {
     "nfgsm": "#882255",
     "wrm": "#CC79A7",
     "spgd": "#0072B2",
-    "spgda": "#009E73",
+    "spgda": "#7B61FF",
+    "spgda-loss": "#009E73",
     "spgda-margin": "#56B4E9",
-    "spgda-error": "#7B61FF",
-    "drfl": "#117733",
+    "drfl": "#9467BD",
+    "drfl-loss": "#117733",
     "drfl-spgd": "#332288",
     "drfl-margin": "#44AAAA",
-    "drfl-error": "#9467BD",
     "fedavg": "#AA4499",
 }
+_LETTER_OF = {"spgd-literal": "spgd", "spgda-literal": "spgda-loss", "drfl-literal": "drfl-loss"}
 # Nothing is told by color alone.
 _MARKERS = {
     "erm": "o",
@@ -41,13 +42,13 @@ _MARKERS = {
     "nfgsm": ">",
     "wrm": "D",
     "spgd": "s",
-    "spgda": "P",
+    "spgda": "p",
+    "spgda-loss": "P",
     "spgda-margin": "X",
-    "spgda-error": "p",
-    "drfl": "*",
+    "drfl": "H",
+    "drfl-loss": "*",
     "drfl-spgd": "d",
     "drfl-margin": "<",
-    "drfl-error": "H",
     "fedavg": "h",
 }
 _MOST_COLUMNS = 9  # of a legend; more are put in two rows
@@ -57,7 +58,8 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 def style(method: str) -> dict[str, Any]:
     """Color, marker and line of a method, the same in every figure; what follows a comma is a remark."""
     method = method.partition(",")[0]
-    name, literal = method.removesuffix("-literal"), method.endswith("-literal")
+    literal = method.endswith("-literal")
+    name = _LETTER_OF.get(method, method)
     return {
         "color": _COLORS.get(name, "#8C6D31"),
         "marker": _MARKERS.get(name, "8"),

@@ -16,7 +16,7 @@ from rhobust.problem import Point, Problem
 _NEWTON_STEPS = 15
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MarginAscent(Climb):
     """Steps that linearize the margin instead of the loss; for losses of the form softplus(-margin).
 
@@ -32,6 +32,8 @@ class MarginAscent(Climb):
     """
 
     cap: float = math.inf
+
+    classifies = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +58,7 @@ class MarginAscent(Climb):
         return margin_length(bias, rate, gamma, self.cap)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ErrorAscent(MarginAscent):
     """The same for the chance of an error, 1 - e^-l = sigmoid(-m), in place of the loss l = softplus(-m).
 

@@ -29,6 +29,9 @@ class Maximizer(ABC):
     penalized: bool = True
     """Whether gamma prices the transport (psi), or the maximizer is its own constraint (the loss alone)."""
 
+    classifies: bool = False
+    """Whether it climbs a margin, which only a classifier has."""
+
     turns: int = 1
     """After how many training steps it does the same again."""
 

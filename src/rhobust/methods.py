@@ -45,8 +45,8 @@ class Method:
     def not_a_knob(self, kind: str, name: str, others: Iterable[str] = ()) -> str:
         """The one sentence for a name that is no knob of this method; `others`: what else would have been understood.
 
-        >>> find_method("spgda").not_a_knob("knob", "cap")
-        "cap is a knob of spgda-margin and spgda-error; this method's own: steps, eta, gamma, noise"
+        >>> find_method("spgda-loss").not_a_knob("knob", "cap")
+        "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise"
         """
         owners = [method.name for method in _TABLE if name in method.knobs]
         if not owners:
@@ -73,17 +73,22 @@ _TABLE = (
     Method("nfgsm", "as fgsm, from a sample with noise (N-FGSM)", Ball(epsilon=0.1), noise=0.2),
     Method("wrm", "Wasserstein risk with gamma fixed, ten ascent steps", PenalizedAscent(steps=10)),
     Method("spgd", "gamma learned, inner sup by an oracle (Alg. 1)", Oracle(), gamma_rule=Multiplicative()),
-    Method("spgda", "gamma learned, one ascent step (Alg. 2)", PenalizedAscent(), gamma_rule=Multiplicative()),
+    Method(
+        "spgda",
+        "gamma learned, one ascent step on the margin, after errors, and three now and then (ours; cross-entropy only)",
+        ErrorAscent(steps=(1, 1, 1, 3)),
+        gamma_rule=Multiplicative(),
+    ),
     Method(
         "spgda-margin",
-        "gamma learned, one ascent step on the margin (ours; cross-entropy only)",
+        "gamma learned, one ascent step on the margin, after losses (ours; cross-entropy only)",
         MarginAscent(),
         gamma_rule=Multiplicative(),
     ),
     Method(
-        "spgda-error",
-        "gamma learned, one ascent step on the margin, after errors (ours; cross-entropy only)",
-        ErrorAscent(),
+        "spgda-loss",
+        "gamma learned, one ascent step on the loss (Alg. 2; any loss)",
+        PenalizedAscent(),
         gamma_rule=Multiplicative(),
     ),
     Method(

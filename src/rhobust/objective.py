@@ -19,7 +19,7 @@ from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Problem
-from rhobust.validator import check_batch, check_labels, check_loss, check_model, check_settings
+from rhobust.validator import check_batch, check_classes, check_labels, check_loss, check_model, check_settings
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""
@@ -198,6 +198,8 @@ class RobustObjective(nn.Module):
         output = self.model(x)
         if self._classes is None:
             classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and y.dtype == torch.long
+            if self.maximizer.classifies:
+                check_classes(y, output)
             self._classes = output.shape[1] if classifies else 0
             if classifies:
                 check_labels(y, self._classes)

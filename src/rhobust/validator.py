@@ -110,6 +110,15 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(f"labels run from {low} to {high}, but the model has {classes} classes (0 to {classes - 1})")
 
 
+def check_classes(y: Tensor, output: Tensor) -> None:
+    """Refuse numbers where classes are wanted: y must be class numbers, -1 and 1, 0 and 1, or probabilities."""
+    if y.is_floating_point() and y.shape != output.shape and not bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all()):
+        raise Refused(
+            "the ascent on a margin is for classifiers, and y holds numbers between its classes: for regression take "
+            "method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"
+        )
+
+
 def _ends(values: Tensor) -> list[Any]:
     """The least and the largest, in one reading from the device."""
     found: list[Any] = torch.stack(values.detach().aminmax()).tolist()

@@ -94,7 +94,7 @@ def close(a: LocalEngine, b: LocalEngine, tolerance: float) -> bool:
 
 @pytest.mark.parametrize(
     "method",
-    ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgda-error", "spgd-literal", "spgda-literal"],
+    ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgda-loss", "spgd-literal", "spgda-literal"],
 )
 def test_captured_is_eager_step_for_step(method: str) -> None:
     captured, eager = engine(CapturedEngine, method), engine(LocalEngine, method)
@@ -281,7 +281,7 @@ def test_captured_noise_is_eager_noise() -> None:
 
 def test_captured_turns_are_eager_turns() -> None:
     """Both depths are captured, each for both shapes of batch."""
-    captured, eager = engine(CapturedEngine, "spgda-error"), engine(LocalEngine, "spgda-error")
+    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
     for one in (captured, eager):
         one.objective.maximizer = ErrorAscent(steps=(1, 1, 3))
     replayed, launched = run(captured, batches()), run(eager, batches())
@@ -296,7 +296,7 @@ def test_captured_memory_is_eager_memory() -> None:
     x, y = (torch.cat(parts) for parts in zip(*batches(20), strict=True))
     made = []
     for kind in (CapturedEngine, LocalEngine):
-        one = engine(kind, "spgda-error")
+        one = engine(kind, "spgda")
         Trainer(one, SampleBatches(Samples(x, y), 64, 0, x.device), 4, memory=0.9).train()
         made.append(one)
     captured, eager = made

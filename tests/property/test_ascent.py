@@ -167,7 +167,7 @@ def test_curvature_aware_steps_in_l2_are_gradient_steps(seed: int, gamma: float,
     for t in range(steps):
         slope = problem.at(zeta).slope - 2 * gamma * (zeta - problem.z)
         zeta = zeta + slope / (2 * gamma * math.sqrt(t + 1))
-    found = maximize(problem, PenalizedAscent(steps)).zeta
+    found = maximize(problem, PenalizedAscent(steps=steps)).zeta
     torch.testing.assert_close(found, zeta, rtol=1e-9, atol=1e-9)
 
 
@@ -178,7 +178,8 @@ def test_constant_steps_are_projected_gradient_steps(seed: int, gamma: float, et
     zeta = problem.z
     for _ in range(steps):
         zeta = (zeta + eta * (problem.at(zeta).slope - 2 * gamma * (zeta - problem.z))).clamp(*BOX)
-    torch.testing.assert_close(maximize(problem, PenalizedAscent(steps, eta)).zeta, zeta, rtol=1e-9, atol=1e-9)
+    found = maximize(problem, PenalizedAscent(steps=steps, eta=eta)).zeta
+    torch.testing.assert_close(found, zeta, rtol=1e-9, atol=1e-9)
 
 
 @law

@@ -130,8 +130,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     ("settings", "problem"),
     [
         (
-            {"method": "spgda", "radius": 2.0, "cap": 1.0},
-            "cap is a knob of spgda-margin and spgda-error; this method's own: steps, eta, gamma, noise",
+            {"method": "spgda-loss", "radius": 2.0, "cap": 1.0},
+            "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise",
         ),
         (
             {"method": "erm", "accuracy": 0.1},

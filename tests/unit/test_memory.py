@@ -166,7 +166,7 @@ def test_fit_and_the_command_pass_it_on() -> None:
     found = []
     for memory in (None, 0.9):
         torch.manual_seed(0)
-        trained = rhobust.fit(nn.Linear(3, 2), (X, y), method="spgda", radius=0.1, epochs=3, memory=memory)
+        trained = rhobust.fit(nn.Linear(3, 2), (X, y), method="spgda-loss", radius=0.1, epochs=3, memory=memory)
         found.append(trained.objective.model.weight.detach())
     assert not torch.equal(*found)
     assert Config.resolve({"method": "spgda", "radius": 2.0, "memory": 0.9}).memory == 0.9

@@ -54,8 +54,8 @@ def worked_through(figures: list[str], seeds: int, scale: Scale, best: dict[str,
 def test_at_first_the_candidates_and_the_papers_own_runs_can_be_done() -> None:
     names = {job.name for job in plan(["figure5"], 2, FULL, {})}
     assert names == {
-        *(f"figure5/tuning/drfl/radius={radius}" for radius in (6, 12, 25, 50, 100)),
-        *(f"figure5/paper/{method}/{seed}" for method in ("drfl", "drfl-literal", "fedavg") for seed in (0, 1)),
+        *(f"figure5/tuning/drfl-loss/radius={radius}" for radius in (6, 12, 25, 50, 100)),
+        *(f"figure5/paper/{method}/{seed}" for method in ("drfl-loss", "drfl-literal", "fedavg") for seed in (0, 1)),
     }
     central = {job.name for job in plan(["figure1"], 1, FULL, {})}
     assert len(central) == 8 + 2 * 4 + 6 + 5 + 2 * 6  # eight methods; epsilon twice, gamma, the radii of three methods
@@ -68,7 +68,7 @@ def test_the_settings_are_the_papers() -> None:
     assert (spgd["data"], spgd["radius"], spgd["epochs"], spgd["batch_size"]) == ("mnist", 25.0, 30, 128)
     assert jobs["figure1/paper/wrm/0"].training["gamma"] == 1.0
     assert jobs["figure1/paper/ifgsm/0"].training["epsilon"] == 0.1
-    drfl = jobs["figure3/paper/drfl/0"].training
+    drfl = jobs["figure3/paper/drfl-loss/0"].training
     assert (drfl["data"], drfl["partition"], drfl["workers"], drfl["batch_size"]) == (
         *("fashion-mnist", "one-class"),
         *(10, 64),
@@ -103,7 +103,7 @@ def test_what_others_wait_for_comes_first_and_then_the_longest() -> None:
 
 def test_going_on_after_an_interruption_is_the_same_plan() -> None:
     whole: Results = {}
-    best = {"spgd": 12.0, "drfl": 6.0}
+    best = {"spgd": 12.0, "drfl-loss": 6.0}
     worked_through(["figure2", "figure4"], 1, QUICK, best, whole)
     draws = random.Random(0)
     for _ in range(5):
@@ -116,15 +116,16 @@ def test_going_on_after_an_interruption_is_the_same_plan() -> None:
 
 def test_a_changed_setting_is_done_again_and_only_that() -> None:
     results: Results = {}
-    worked_through(["figure4"], 1, FULL, {"drfl": 6.0}, results)
+    worked_through(["figure4"], 1, FULL, {"drfl-loss": 6.0}, results)
     results["figure4/paper/fedavg/0"]["asked"]["training"]["rounds"] = 999
     assert [job.name for job in plan(["figure4"], 1, FULL, results)] == ["figure4/paper/fedavg/0"]
     stale = copy.deepcopy(results)
-    stale["figure4/tuning/drfl/radius=6"]["asked"]["measuring"]["held_out"] = 1
-    order = worked_through(["figure4"], 1, FULL, {"drfl": 6.0}, stale)
-    assert sorted(order) == ["figure4/paper/fedavg/0", "figure4/tuning/drfl/radius=6"]  # the choice is what it was
+    stale["figure4/tuning/drfl-loss/radius=6"]["asked"]["measuring"]["held_out"] = 1
+    order = worked_through(["figure4"], 1, FULL, {"drfl-loss": 6.0}, stale)
+    assert sorted(order) == ["figure4/paper/fedavg/0", "figure4/tuning/drfl-loss/radius=6"]  # the choice is what it was
     longer = {job.name for job in plan(["figure4"], 1, replace(FULL, rounds=2000), results)}
-    assert longer == {f"figure4/{run}/0" for run in ("paper/drfl", "paper/drfl-literal", "paper/fedavg", "tuned/drfl")}
+    runs = ("paper/drfl-loss", "paper/drfl-literal", "paper/fedavg", "tuned/drfl-loss")
+    assert longer == {f"figure4/{run}/0" for run in runs}
 
 
 def test_what_json_gives_back_is_still_done() -> None:
@@ -136,7 +137,8 @@ def test_what_json_gives_back_is_still_done() -> None:
 def test_the_work_foreseen_is_the_work_done_once_nothing_is_undecided() -> None:
     results: Results = {}
     before = foreseen(["figure1"], 1, FULL, results)
-    worked_through(["figure1"], 1, FULL, {"spgd": 6.0, "spgda": 6.0, "fgsm": 0.2, "ifgsm": 0.2, "wrm": 0.1}, results)
+    best = {"spgd": 6.0, "spgda-loss": 6.0, "fgsm": 0.2, "ifgsm": 0.2, "wrm": 0.1}
+    worked_through(["figure1"], 1, FULL, best, results)
     spent = sum(job.cost for job in known_jobs("figure1", 1, FULL, results))
     assert before == pytest.approx(spent)
     assert foreseen(["figure1"], 1, FULL, results) == 0
@@ -170,8 +172,9 @@ def test_passes_are_counted_with_and_without_a_gradient() -> None:
 
 
 CENTRAL = Job(
-    "figure1/paper/spgda/0",
-    {"data": "digits", "method": "spgda", "radius": 2.0, "epochs": 2, "batch_size": 128, "log_every": 4, "threads": 1},
+    "figure1/paper/spgda-loss/0",
+    {"data": "digits", "method": "spgda-loss", "radius": 2.0, "epochs": 2, "batch_size": 128}
+    | {"log_every": 4, "threads": 1},
     {
         **{"kind": "errors", "samples": 60, "epsilons": [0.0, 0.1]},
         **{"strict_samples": 30, "strict_epsilons": [0.0, 0.1], "restarts": 2},
@@ -226,8 +229,8 @@ def contents(tmp_path: Path) -> dict[str, Any]:
     """Figures 1 and 5 with errors that are known."""
     store = Store(tmp_path, FULL)
     results: Results = {}
-    worked_through(["figure1", "figure5"], 2, FULL, {"spgd": 6.0, "drfl": 25.0}, results)
-    at = {"erm": 0.9, "fgsm": 0.5, "ifgsm": 0.4, "wrm": 0.6, "spgd": 0.3, "spgda": 0.45}
+    worked_through(["figure1", "figure5"], 2, FULL, {"spgd": 6.0, "drfl-loss": 25.0}, results)
+    at = {"erm": 0.9, "fgsm": 0.5, "ifgsm": 0.4, "wrm": 0.6, "spgd": 0.3, "spgda-loss": 0.45}
     for name, result in results.items():
         figure, _, method, seed = name.split("/")
         if "tuning" in name:
@@ -247,12 +250,12 @@ def contents(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_knob_that_is_the_papers_needs_no_run_of_its_own(contents: dict[str, Any]) -> None:
     tuned = {line.label: line for line in tuned_lines(contents["figure5"])}
-    assert list(tuned) == ["drfl, rho 25"]
+    assert list(tuned) == ["drfl-loss, rho 25"]
     paper = {line.label: line for line in paper_lines(contents["figure5"])}
-    assert tuned["drfl, rho 25"].runs == paper["drfl, rho 25"].runs
+    assert tuned["drfl-loss, rho 25"].runs == paper["drfl-loss, rho 25"].runs
     assert [line.label for line in tuned_lines(contents["figure1"])] == [
         *("erm", "fgsm, epsilon 0.1", "ifgsm, epsilon 0.1", "wrm, gamma 1"),
-        *("spgd, rho 6", "spgda, rho 0.25", "spgda-margin, rho 0.25"),
+        *("spgd, rho 6", "spgda-loss, rho 0.25", "spgda-margin, rho 0.25"),
     ]
 
 
@@ -394,7 +397,7 @@ def test_candidates_alone_are_nothing_to_draw(tmp_path: Path) -> None:
     """As an interrupt early on leaves them."""
     store = Store(tmp_path, FULL)
     results: Results = {}
-    worked_through(["figure1", "figure5"], 1, FULL, {"spgd": 6.0, "drfl": 25.0}, results)
+    worked_through(["figure1", "figure5"], 1, FULL, {"spgd": 6.0, "drfl-loss": 25.0}, results)
     for name, result in results.items():
         if "/tuning/" in name:
             store.add(name, result)

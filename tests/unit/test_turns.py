@@ -104,7 +104,7 @@ def test_what_is_no_number_of_steps_is_refused(steps: object) -> None:
 
 @pytest.mark.parametrize("word", ["steps=1,1,1,3", "steps=[1, 1, 1, 3]", "steps=1, 1,1,3"])
 def test_the_command_takes_several_and_a_run_keeps_them(word: str) -> None:
-    config = Config.resolve({"method": "spgda-error", "radius": 1.0}, parse_overrides([word]))
+    config = Config.resolve({"method": "spgda", "radius": 1.0}, parse_overrides([word]))
     assert config.make_method().maximizer == ErrorAscent(steps=DEPTHS)
     assert "steps = [1, 1, 1, 3]\n" in config.to_toml()
 
@@ -112,10 +112,10 @@ def test_the_command_takes_several_and_a_run_keeps_them(word: str) -> None:
 @pytest.mark.parametrize("word", ["steps=1,x", "steps=", "steps=[]", "steps=1,,3", "steps=[1, true]", "steps=1.5"])
 def test_other_words_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="steps must be a whole number, or several that take turns, like 1,1,1,3"):
-        Config.resolve({"method": "spgda-error", "radius": 1.0}, parse_overrides([word]))
+        Config.resolve({"method": "spgda", "radius": 1.0}, parse_overrides([word]))
 
 
 def test_fit_takes_them() -> None:
-    assert find_method("spgda-error").tuned(steps=DEPTHS).maximizer.mean_gradients == 1.5
-    trained = rhobust.fit(nn.Linear(3, 2), (X.float(), Y), method="spgda-error", radius=0.1, epochs=8, steps=DEPTHS)
+    assert find_method("spgda").tuned(steps=DEPTHS).maximizer.mean_gradients == 1.5
+    trained = rhobust.fit(nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS)
     assert [record.gradients for record in trained.history] == [1, 1, 1, 3, 1, 1, 1, 3]

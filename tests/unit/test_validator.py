@@ -170,6 +170,22 @@ def test_a_maximizer_with_an_impossible_knob_is_refused(make: Callable[[], Maxim
         make()
 
 
+@pytest.mark.parametrize("maximizer", [rhobust.ascent.MarginAscent(), rhobust.ascent.ErrorAscent(steps=(1, 3))])
+def test_a_margin_is_a_classifier_s(maximizer: Maximizer) -> None:
+    model, x = nn.Linear(2, 1), torch.ones(3, 2)
+
+    def logistic(output: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.softplus(-y * output[:, 0])
+
+    numbers, signs = torch.tensor([0.5, 2.0, -1.0]), torch.tensor([1.0, -1.0, 1.0])
+    objective = rhobust.RobustObjective(model, logistic, radius=0.1, maximizer=maximizer)
+    for _ in range(2):  # and not only at first
+        refused(objective, x, numbers, "for classifiers.*for regression take method 'spgda-loss'", Refused)
+    assert objective(x, signs).gradients == 1
+    of_regression = rhobust.RobustObjective(model, logistic, radius=0.1, maximizer=PenalizedAscent())
+    assert of_regression(x, numbers).gradients == 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Models that let one sample of a batch see another
 

@@ -37,7 +37,7 @@ class _FusedMaximizer(Maximizer):
     """Another maximizer whose moves are compiled."""
 
     def __init__(self, plain: Maximizer) -> None:
-        self.plain, self.penalized, self.turns = plain, plain.penalized, plain.turns
+        self.plain, self.penalized, self.classifies, self.turns = plain, plain.penalized, plain.classifies, plain.turns
         self._move = torch.compile(plain.move)
         self._of_turn: dict[int, Maximizer] = {}
 

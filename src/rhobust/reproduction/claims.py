@@ -66,13 +66,13 @@ def _curves(name: str, content: Content) -> list[Claim]:
     number, paper, tuned = name[-1], paper_lines(content), tuned_lines(content)
     found = []
     if name == "figure1":  # said of MNIST under FGSM only
-        robust = {"paper": ("spgd", "spgda"), "literal": ("spgd-literal", "spgda-literal")}
+        robust = {"paper": ("spgd", "spgda-loss"), "literal": ("spgd-literal", "spgda-literal")}
         verdicts = {
             reading: _all_below(paper, (*_OTHERS[1:], *ours), "erm", "fgsm") for reading, ours in robust.items()
         }
         verdicts["tuned"] = _all_below(tuned, (*_OTHERS[1:], *robust["paper"]), "erm", "fgsm")
         found.append(Claim("1a", "under FGSM every robust training has less error than ERM", _kept(verdicts)))
-    for method, words in (("spgd", "SPGD"), ("spgda", "SPGDA")):
+    for method, words in (("spgd", "SPGD"), ("spgda-loss", "SPGDA")):
         for letter, attack in _ATTACKS.items():
             verdicts = {
                 "paper": _below_all(paper, method, attack),
@@ -137,8 +137,8 @@ def _rounds(name: str, content: Content, contents: Mapping[str, Content]) -> lis
 
 def _readings(content: Content) -> dict[str, Line | None]:
     paper = paper_lines(content)
-    tuned = find([line for line in tuned_lines(content) if line.tuned], "drfl")
-    return {"paper": find(paper, "drfl"), "tuned": tuned, "literal": find(paper, "drfl-literal")}
+    tuned = find([line for line in tuned_lines(content) if line.tuned], "drfl-loss")
+    return {"paper": find(paper, "drfl-loss"), "tuned": tuned, "literal": find(paper, "drfl-literal")}
 
 
 def _trend(panel: str, falls: bool | None = None, rises: bool | None = None) -> Callable[[Line], Verdict]:

@@ -40,7 +40,7 @@ def check_deployment(scale: Scale, say: Callable[[str], None]) -> dict[str, Any]
         raise RhobustError("a federation of processes needs NVFlare: pip install 'rhobust[federated]'")
     figure = FIGURES[_FIGURE]
     rounds, sites = (_ROUNDS, _SITES) if not scale.quick else (3, 2)
-    shared = {"data": figure.data, "method": "drfl", **figure.paper["drfl"], "batch_size": 64, "seed": 0}
+    shared = {"data": figure.data, "method": "drfl-loss", **figure.paper["drfl-loss"], "batch_size": 64, "seed": 0}
     shared |= {"rounds": rounds, "workers": sites, "evaluate_every": rounds, "device": "cpu", "threads": 1}
     shared |= scale.slice
     simulated = Config.resolve(shared, {"partition": figure.partition})

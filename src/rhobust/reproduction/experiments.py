@@ -55,11 +55,15 @@ _CENTRAL: dict[str, dict[str, float]] = {
     "ifgsm": {"epsilon": 0.1},
     "wrm": {"gamma": 1.0},
     "spgd": {"radius": 25.0},
-    "spgda": {"radius": 25.0},
+    "spgda-loss": {"radius": 25.0},
     "spgd-literal": {"radius": 25.0},
     "spgda-literal": {"radius": 25.0},
 }
-_FEDERATED: dict[str, dict[str, float]] = {"drfl": {"radius": 25.0}, "drfl-literal": {"radius": 25.0}, "fedavg": {}}
+_FEDERATED: dict[str, dict[str, float]] = {
+    "drfl-loss": {"radius": 25.0},
+    "drfl-literal": {"radius": 25.0},
+    "fedavg": {},
+}
 _BALL = Tuning("epsilon", (0.1, 0.2, 0.3, 0.4))
 _ONE_STEP = Tuning("radius", (0.25, 0.5, 1.0, 2.0, 6.0, 25.0))
 _TUNINGS = {
@@ -67,10 +71,10 @@ _TUNINGS = {
     "ifgsm": _BALL,
     "wrm": Tuning("gamma", (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)),
     "spgd": Tuning("radius", (2.0, 6.0, 12.0, 25.0, 50.0)),
-    "spgda": _ONE_STEP,
+    "spgda-loss": _ONE_STEP,
     "spgda-margin": _ONE_STEP,
 }
-_ROUNDS = {"drfl": Tuning("radius", (6.0, 12.0, 25.0, 50.0, 100.0))}
+_ROUNDS = {"drfl-loss": Tuning("radius", (6.0, 12.0, 25.0, 50.0, 100.0))}
 
 FIGURES: dict[str, Experiment] = {
     "figure1": Experiment("mnist", None, _CENTRAL, _TUNINGS),
