@@ -51,6 +51,17 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
     return parsed
 
 
+def typed(value: object) -> str:
+    """A value as one types it after a key and =.
+
+    >>> typed(True), typed((1, 1, 3)), typed(0.5)
+    ('true', '1,1,3', '0.5')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(typed, value)) if isinstance(value, tuple) else str(value)
+
+
 def to_toml(value: object) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):

@@ -214,6 +214,7 @@ def test_rows_of_one_method_are_drawn_apart() -> None:
         {"method": "fgsm", "epsilon": 0.25, "random_start": True, "regularizer": "elastic-net:0.1,0.2"},
         {"method": "spgda", "radius": 1e-7, "gamma_rule": "adam:0.01", "kappa": 2.0, "log_every": 3},
         {"method": "spgda-margin", "radius": 3.0, "limit": 100, "data_dir": "a b/$(c) 'd'", "learning_rate": 0.1},
+        {"method": "spgda", "radius": 2.0, "steps": [1, 2]},
         {"method": "erm", "data_dir": "7"},
     ],
 )

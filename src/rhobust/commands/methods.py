@@ -7,6 +7,7 @@ from rich.table import Table
 from rhobust.commands.shared import OUT
 from rhobust.federation import METHODS, unfolded
 from rhobust.methods import methods as all_methods
+from rhobust.toml import typed
 
 
 def methods() -> None:
@@ -15,7 +16,7 @@ def methods() -> None:
     for column in ("method", "what it is", "knobs"):
         table.add_column(column)
     for method in all_methods().values():
-        knobs = ", ".join(key if value is None else f"{key}={value}" for key, value in method.knobs.items())
+        knobs = ", ".join(key if value is None else f"{key}={typed(value)}" for key, value in method.knobs.items())
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
     for name, central in METHODS.items():
         settings = unfolded({"method": name})

@@ -14,7 +14,7 @@ from rhobust.federation import Federation
 from rhobust.measurements import Kind
 from rhobust.report import Report
 from rhobust.report.rows import Entry
-from rhobust.toml import parse_overrides
+from rhobust.toml import parse_overrides, typed
 
 _COMMANDS: dict[Kind, str] = {
     "evaluation": "evaluate",
@@ -71,9 +71,7 @@ def _word(key: str, value: Any) -> str:
     >>> _word("radius", 2.0), _word("cost", "lp:1.5"), _word("random_start", True), _word("data", "7")
     ('radius=2.0', 'cost=lp:1.5', 'random_start=true', 'data="7"')
     """
-    if isinstance(value, bool):
-        return f"{key}={str(value).lower()}"
-    word = f"{key}={value}"
+    word = f"{key}={typed(value)}"
     if isinstance(value, str) and parse_overrides([word]) != {key: value}:
         return f"{key}={json.dumps(value)}"
     return word
