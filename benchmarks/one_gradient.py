@@ -389,7 +389,7 @@ def figure(found: Mapping[str, Any]) -> Figure:
                 (line,) = row[2].plot(promised, label=name)
                 row[2].plot(kept, color=line.get_color(), linestyle="--")
         row[0].set_ylabel(f"{data}: attacked error, %, average over epsilon")
-        row[0].legend(frameon=False, fontsize="small")
+        row[0].legend(frameon=False, fontsize="small", loc="center right")
         row[2].legend(frameon=False, fontsize="x-small")
         row[2].set_ylim(0, 3)
         labels = (

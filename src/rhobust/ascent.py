@@ -4,10 +4,10 @@ There is one loop, `maximize`; what differs arrives as a value:
 
     Identity         zeta = z                                            ERM
     Ball             signed or normalized steps inside a norm ball       FGSM, IFGSM, PGD
-    PenalizedAscent  a fixed number of steps on psi                      WRM, SPGDA (one step)
+    PenalizedAscent  a fixed number of steps on psi                      WRM, the paper's SPGDA (one step)
     Oracle           steps on psi until an accuracy is reached           SPGD
     MarginAscent     steps that linearize the margin, not the loss       ours
-    ErrorAscent      the same, after errors, not losses                  ours
+    ErrorAscent      the same, after errors, not losses: our `spgda`     ours
 
 Gradients are per sample (the batch is summed, never averaged), and zeta stays in the box of the data.
 """

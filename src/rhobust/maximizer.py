@@ -79,8 +79,10 @@ class Climb(Maximizer):
     steps: int | tuple[int, ...] = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
+        if isinstance(self.steps, list):
+            object.__setattr__(self, "steps", tuple(self.steps))
         if not self._each or not all(type(count) is int for count in self._each):
-            raise Refused(f"steps is a whole number, or a tuple of several that take turns, not {self.steps!r}")
+            raise Refused(f"steps is a whole number, or several that take turns, not {self.steps!r}")
         for count in self._each:
             check_count("steps", count)
 

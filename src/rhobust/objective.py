@@ -54,6 +54,7 @@ class Surrogate:
 class RobustObjective(nn.Module):
     """Mean over the batch of sup over zeta of psi, differentiable in theta and gamma by Danskin's theorem.
 
+    (A maximizer after errors, `ErrorAscent`, chooses zeta by another measure than psi; the value is psi there.)
     With zeta held fixed, d value / d theta = mean grad_theta loss(zeta) and d value / d gamma = rho - mean c.
     For a maximizer that is its own constraint (Identity, Ball) the value is the mean loss at zeta, and gamma is idle.
 

@@ -111,11 +111,14 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 def check_classes(y: Tensor, output: Tensor) -> None:
-    """Refuse numbers where classes are wanted: y must be class numbers, -1 and 1, 0 and 1, or probabilities."""
-    if y.is_floating_point() and y.shape != output.shape and not bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all()):
+    """Refuse numbers where classes are wanted: y must be class numbers or probabilities, for one output -1, 0 or 1."""
+    several = output.ndim == 2 and output.shape[1] > 1
+    numbers = several and not y.is_floating_point()
+    probabilities = several and y.shape == output.shape
+    if not (numbers or probabilities) and not bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all()):
         raise Refused(
-            "the ascent on a margin is for classifiers, and y holds numbers between its classes: for regression take "
-            "method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"
+            "an ascent on the margin (methods spgda and spgda-margin) is for classifiers, and y does not hold classes: "
+            "for regression take method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"
         )
 
 

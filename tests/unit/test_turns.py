@@ -96,7 +96,7 @@ def test_steps_that_are_alike_share_a_turn() -> None:
     assert [ErrorAscent(steps=(1, 3, 1, 3, 2)).turn(step) for step in range(7)] == [0, 1, 0, 1, 4, 0, 1]
 
 
-@pytest.mark.parametrize("steps", [(), [1, 3], (1, 0), (1, 2.0), "3", True])
+@pytest.mark.parametrize("steps", [(), [], [1, "3"], (1, 0), (1, 2.0), "3", True])
 def test_what_is_no_number_of_steps_is_refused(steps: object) -> None:
     with pytest.raises(Refused, match="steps"):
         ErrorAscent(steps=steps)  # type: ignore[arg-type]
@@ -116,6 +116,6 @@ def test_other_words_are_refused(word: str) -> None:
 
 
 def test_fit_takes_them() -> None:
-    assert find_method("spgda").tuned(steps=DEPTHS).maximizer.mean_gradients == 1.5
+    assert find_method("spgda-margin").tuned(steps=list(DEPTHS)).maximizer == MarginAscent(steps=DEPTHS)
     trained = rhobust.fit(nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS)
     assert [record.gradients for record in trained.history] == [1, 1, 1, 3, 1, 1, 1, 3]

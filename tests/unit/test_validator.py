@@ -179,8 +179,8 @@ def test_a_margin_is_a_classifier_s(maximizer: Maximizer) -> None:
 
     numbers, signs = torch.tensor([0.5, 2.0, -1.0]), torch.tensor([1.0, -1.0, 1.0])
     objective = rhobust.RobustObjective(model, logistic, radius=0.1, maximizer=maximizer)
-    for _ in range(2):  # and not only at first
-        refused(objective, x, numbers, "for classifiers.*for regression take method 'spgda-loss'", Refused)
+    for y in (numbers, numbers, numbers[:, None], torch.tensor([3, 1, 2])):  # and not only at first
+        refused(objective, x, y, "for classifiers.*for regression take method 'spgda-loss'", Refused)
     assert objective(x, signs).gradients == 1
     of_regression = rhobust.RobustObjective(model, logistic, radius=0.1, maximizer=PenalizedAscent())
     assert of_regression(x, numbers).gradients == 1
