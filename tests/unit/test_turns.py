@@ -13,6 +13,7 @@ from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer,
 from rhobust.batches import SampleBatches
 from rhobust.config import Config
 from rhobust.data import Samples
+from rhobust.engines.fusion import _FusedMaximizer
 from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy
@@ -119,3 +120,15 @@ def test_fit_takes_them() -> None:
     assert find_method("spgda-margin").tuned(steps=list(DEPTHS)).maximizer == MarginAscent(steps=DEPTHS)
     trained = rhobust.fit(nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS)
     assert [record.gradients for record in trained.history] == [1, 1, 1, 3, 1, 1, 1, 3]
+
+
+def test_fused_moves_take_the_same_turns() -> None:
+    """Each depth is compiled once, and steps that are alike share it."""
+    fused = _FusedMaximizer(ErrorAscent(steps=DEPTHS))
+    found = [fused.on(step) for step in range(8)]
+    assert [one.gradients for one in found] == [1, 1, 1, 3, 1, 1, 1, 3]
+    assert len({id(one) for one in found}) == 2
+    assert found[0] is found[6]
+    assert all(one.classifies for one in found)
+    alone = _FusedMaximizer(Oracle())
+    assert alone.on(3) is alone

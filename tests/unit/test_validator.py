@@ -182,6 +182,9 @@ def test_a_margin_is_a_classifier_s(maximizer: Maximizer) -> None:
     for y in (numbers, numbers, numbers[:, None], torch.tensor([3, 1, 2])):  # and not only at first
         refused(objective, x, y, "for classifiers.*for regression take method 'spgda-loss'", Refused)
     assert objective(x, signs).gradients == 1
+    shares = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
+    soft = rhobust.RobustObjective(nn.Linear(2, 2), CROSS_ENTROPY, radius=0.1, maximizer=maximizer)
+    assert soft(x, shares).gradients == 1
     of_regression = rhobust.RobustObjective(model, logistic, radius=0.1, maximizer=PenalizedAscent())
     assert of_regression(x, numbers).gradients == 1
 
