@@ -166,6 +166,8 @@ class Training:
         if self.steps % SCHEDULED == 0:
             self._schedule()
         self._launch(self.lead.climbs(self.steps))
+        for average in self.averages.values():
+            average.update()
         self.steps += 1
 
     def _schedule(self) -> None:
@@ -208,8 +210,6 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        for average in self.averages.values():
-            average.update()
         self._adapt(centers, move, loss.detach())
 
     def _centers(self) -> Centers:

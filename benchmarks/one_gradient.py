@@ -47,18 +47,23 @@ DATA, SEEDS, EPOCHS = ("mnist", "fashion-mnist"), (0, 1, 2), 30
 SAMPLES, EPSILONS = 1000, (0.1, 0.2, 0.3, 0.4)
 LOOK = 500  # test images, not among those that are attacked, that the promise of a step is checked on
 AVERAGE, MEMORY = 0.999, 0.9
+WAYS = {  # rho and cap of ours
+    "mnist": ((0.04, 0.4), (0.1, 0.5)),
+    "fashion-mnist": ((0.007, 0.18), (0.0315, 0.3), (0.0585, 0.3), (0.07, 0.3)),
+}
+DEEP = {"mnist": (0.1, 0.5), "fashion-mnist": (0.06, 0.5)}  # with five gradients
 OURS = ("spgda", "spgda-margin")  # with the cost ||.||_inf^2: the attacks are measured so
 BEHIND = {"nfgsm": 2.0, "ifgsm": 5.0}  # points that each is to be behind ours, at every clean error that it reaches
 ATTACKS, RESTARTS = ("pgd", "apgd", "apgd-margin", "square"), 5
 WINDOWS = 7
 CLOCKED = (
     *("erm", "fgsm, epsilon 0.2", "nfgsm, epsilon 0.2, noise 0.4", "ifgsm, epsilon 0.2"),
-    "spgda, radius 0.04, cap 0.3, noise 0.3, average 0.999",
-    "spgda, radius 0.04, cap 0.3, noise 0.3, steps 1, average 0.999",
+    "spgda, radius 0.0585, cap 0.3, noise 0.3, average 0.999",
+    "spgda, radius 0.0585, cap 0.3, noise 0.3, steps 1, average 0.999",
 )
 PROMISES = (  # a training that holds, and some whose model learns to resist one gradient and no other
     *("nfgsm, epsilon 0.2, noise 0.4", "nfgsm, epsilon 0.4, noise 0.8"),
-    "spgda, radius 0.04, cap 0.3, noise 0.3, average 0.999",
+    "spgda, radius 0.0585, cap 0.3, noise 0.3, average 0.999",
     "spgda, radius 0.04, cap 0.5, noise 0.3, steps 1, average 0.999, memory 0.9",
 )
 
@@ -83,11 +88,18 @@ def baselines() -> Iterator[tuple[str, dict[str, Any]]]:
         yield named("nfgsm", epsilon=epsilon, noise=noise)
 
 
-def ours() -> Iterator[tuple[str, dict[str, Any]]]:
-    """One gradient, and three in every fourth step, from little robustness to much."""
-    ways = ((0.005, 0.15), (0.01, 0.2), (0.02, 0.25), (0.04, 0.3), (0.06, 0.35), (0.085, 0.3))
-    for radius, cap in ways:
-        yield named("spgda", radius=radius, cap=cap, noise=0.3, average=AVERAGE)
+def ours(data: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One gradient, and three in every fifth step, from little robustness to much; then as robust as five can make it.
+
+    On MNIST little loss is left after a while, and gamma goes low before E[c] meets a large rho.
+    """
+    own: dict[str, float] = {"noise": 0.3, "average": AVERAGE}
+    if data == "mnist":
+        own |= {"gamma_min": 1e-6}
+    for radius, cap in WAYS[data]:
+        yield named("spgda", radius=radius, cap=cap, **own)
+    radius, cap = DEEP[data]
+    yield named("spgda", radius=radius, cap=cap, **own, steps=5)
 
 
 def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,7 +116,7 @@ def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
     yield named("nfgsm", epsilon=0.3, noise=0.6, average=AVERAGE)
     yield named("nfgsm", epsilon=0.2, noise=0.4, average=AVERAGE, memory=MEMORY)
     yield named("nfgsm", epsilon=0.3, noise=0.3, steps=[1, 1, 1, 3], average=AVERAGE)
-    own = {"radius": 0.04, "cap": 0.3, "noise": 0.3}
+    own = {"radius": 0.0585, "cap": 0.3, "noise": 0.3}
     yield named("spgda", **own)
     yield named("spgda", **own, steps=1, average=AVERAGE)
     yield named("spgda", **own | {"noise": 0.0}, average=AVERAGE)
@@ -114,7 +126,6 @@ def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
     yield named("spgda-margin", radius=0.02, cap=0.2, noise=0.0, steps=1)
     for radius in (0.02, 0.06, 0.12):
         yield named("spgda", radius=radius, cap=0.5, noise=0.3, steps=10, average=AVERAGE)
-    yield named("spgda", radius=0.06, cap=0.5, noise=0.3, steps=5, average=AVERAGE)
     yield named("spgda", radius=0.04, cap=0.4, noise=0.5, steps=1)
     ways = ((0.01, 0.3, 0.3), (0.02, 0.4, 0.3), (0.04, 0.5, 0.3), (0.04, 0.4, 0.5), (0.06, 0.4, 0.6), (0.1, 0.5, 0.6))
     for radius, cap, noise in ways:
@@ -128,8 +139,8 @@ def jobs(seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     return {
         f"{data}/{name}/{seed}": shared | {"data": data, "seed": seed} | settings
         for seed in seeds
-        for name, settings in (*baselines(), *ours(), *(ablations() if seed == 0 else ()))
         for data in DATA
+        for name, settings in (*baselines(), *ours(data), *(ablations() if seed == 0 else ()))
     }
 
 
@@ -228,8 +239,8 @@ class Clock:
 def clock(output: Path) -> None:
     """Milliseconds a step, window by window in turn, so that whatever else the machine does hits all alike."""
     found = read(output)
-    first = {name: settings | {"data": "mnist"} for name, settings in (*baselines(), *ours(), *ablations())}
-    chosen = {name: first[name] for name in first if name in CLOCKED}
+    first = dict((*baselines(), *ours("fashion-mnist"), *ablations()))
+    chosen = {name: first[name] | {"data": "mnist"} for name in first if name in CLOCKED}
     clocks = {name: Clock(settings) for name, settings in chosen.items()}
     windows: dict[str, list[float]] = {name: [] for name in clocks}
     for number in range(WINDOWS + 1):
@@ -335,12 +346,11 @@ def runs_table(found: Mapping[str, Any]) -> str:
 
 def goals_table(found: Mapping[str, Any]) -> str:
     """For each baseline: the best of ours that is no worse on clean data, and whether the goal is met."""
-    names = {name for name, _ in ours()}
     head = ["data", "baseline", "clean", "attacked", "ours", "clean", "attacked", "ahead by", "goal"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     swept = {name for name, _ in baselines()}
     for data in DATA:
-        made = variants(found, data)
+        made, names = variants(found, data), {name for name, _ in ours(data)}
         for other in sorted((one for one in made if one.name in swept), key=lambda one: one.clean):
             if other.method not in BEHIND:
                 continue

@@ -268,7 +268,7 @@ def _turns(value: object) -> int | tuple[int, ...]:
     several: Any = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     counts = [int(count) if isinstance(count, str) and count.strip().isdecimal() else count for count in several]
     if not counts or any(type(count) is not int for count in counts):
-        raise ConfigError([f"steps must be a whole number, or several that take turns, like 1,1,1,3, not {value!r}"])
+        raise ConfigError([f"steps must be a whole number, or several that take turns, like 1,1,1,1,3, not {value!r}"])
     return tuple(counts) if len(counts) > 1 else counts[0]
 
 

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rhobust.errors import DataError
+from rhobust.fusible import fusible
 
 
+@fusible
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample, (B,), for class numbers (B,) or probabilities (B, classes)."""
     if not y.is_floating_point():

@@ -76,7 +76,7 @@ _TABLE = (
     Method(
         "spgda",
         "gamma learned, one ascent step on the margin, after errors, and three now and then (ours; cross-entropy only)",
-        ErrorAscent(steps=(1, 1, 1, 3)),
+        ErrorAscent(steps=(1, 1, 1, 1, 3)),
         gamma_rule=Multiplicative(),
     ),
     Method(

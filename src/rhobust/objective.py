@@ -18,6 +18,7 @@ from rhobust.ascent import Maximizer, Oracle, maximize
 from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
+from rhobust.fusible import fusible
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.validator import check_batch, check_classes, check_labels, check_loss, check_model, check_settings
 
@@ -33,8 +34,8 @@ class Surrogate:
     """Mean psi, a scalar ready for `.backward()`."""
     zeta: Tensor
     """The worst-case inputs (B, ...), detached."""
-    moved: Tensor
-    """How far they are from the centers of their balls, (B, ...): x, or x with noise."""
+    center: Tensor
+    """The centers of their balls, (B, ...): x, or x with noise."""
     labels: Tensor
     """The labels at zeta (B, ...): y itself unless flips have a finite cost."""
     cost: Tensor
@@ -45,6 +46,11 @@ class Surrogate:
     """How far psi(zeta) is from the sup; None where the maximizer takes a fixed number of steps."""
     gradients: int
     """Gradients in zeta that were computed to find it."""
+
+    @property
+    def moved(self) -> Tensor:
+        """How far the inputs are from their centers, (B, ...)."""
+        return self.zeta - self.center
 
     def __repr__(self) -> str:
         mean = f"value={float(self.value.detach()):.4g}, loss={float(self.loss.mean()):.4g}"
@@ -117,13 +123,11 @@ class RobustObjective(nn.Module):
         labels, maximum, cost = self._solve(center, y, start, self.maximizer.on(self.turn))
         self.turn += 1
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
-        value = loss.mean()
-        if self.maximizer.penalized:
-            value = value + self.gamma * (self.radius - cost.mean())
+        value = _mean_psi(loss, cost, self.gamma, self.radius) if self.maximizer.penalized else loss.mean()
         return Surrogate(
             value,
             maximum.zeta,
-            maximum.zeta - center,
+            center,
             labels,
             cost,
             loss.detach(),
@@ -141,8 +145,7 @@ class RobustObjective(nn.Module):
         """The centers of the balls: x with noise, in the box."""
         if not self.noise:
             return x
-        noisy = x + self.noise * (2 * torch.rand_like(x) - 1)
-        return noisy if self.bounds is None else noisy.clamp(*self.bounds)
+        return _smoothed(x, torch.rand_like(x), self.noise, self.bounds)
 
     def _solve(
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -171,7 +174,7 @@ class RobustObjective(nn.Module):
         zeta = maximizer.start(problem) if start is None else problem.project(problem.z + start)
         with undisturbed(self.model):
             maximum = maximize(problem, maximizer, zeta)
-        return y, maximum, self.cost(problem.z, maximum.zeta)
+        return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
     def _flipped(
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -211,6 +214,22 @@ class RobustObjective(nn.Module):
     def extra_repr(self) -> str:
         center = f", noise={self.noise}" if self.noise else ""
         return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}{center}"
+
+
+@fusible
+def _smoothed(x: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float] | None) -> Tensor:
+    noisy = x + noise * (2 * draws - 1)
+    return noisy if bounds is None else noisy.clamp(*bounds)
+
+
+@fusible
+def _transport(cost: Cost, z: Tensor, zeta: Tensor) -> Tensor:
+    return cost(z, zeta)
+
+
+@fusible
+def _mean_psi(loss: Tensor, cost: Tensor, gamma: Tensor, radius: float) -> Tensor:
+    return loss.mean() + gamma * (radius - cost.mean())
 
 
 @contextmanager

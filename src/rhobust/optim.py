@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from rhobust.errors import Refused
+from rhobust.fusible import fusible
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
 
@@ -88,6 +89,7 @@ class Multiplicative(GammaRule):
 
     lr: float = 0.05
 
+    @fusible
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
         return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
 

@@ -36,7 +36,7 @@ class Problem:
         with torch.enable_grad():
             zeta = zeta.detach().to(self.z.dtype).requires_grad_(True)  # a loss of higher precision lifts it
             loss = self.loss(zeta)
-            (slope,) = torch.autograd.grad(loss.sum(), zeta)
+            (slope,) = torch.autograd.grad(loss, zeta, torch.ones_like(loss))
         return Point(zeta.detach(), loss.detach(), slope)
 
     def project(self, zeta: Tensor) -> Tensor:

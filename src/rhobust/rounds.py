@@ -97,7 +97,7 @@ class Rounds:
                     if name not in named:  # once each: the metrics have every round
                         observer.warned(f"round {record.step}: {name} was dropped: {reason}")
                 named |= record.dropped.keys()
-                if record.step % self.log_every == 0 or record.errors:
+                if self.server.objective.maximizer.is_logged(record.step, self.log_every) or record.errors:
                     self.history.append(record)
                     if self.run:
                         self.run.log(record)

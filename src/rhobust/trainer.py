@@ -104,7 +104,7 @@ class Trainer:
 
     def _note(self, records: Sequence[Record], observer: Observer) -> None:
         for record in records:
-            if record.step % self.log_every == 0:
+            if self.objective.maximizer.is_logged(record.step, self.log_every):
                 self.history.append(record)
                 if self.run:
                     self.run.log(record)

@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_directory_tells_everything(trained: Path) -> None:
     run = Run.find(trained)
     config = run.config()
-    assert (config.method, config.radius, config.epochs, config.knobs["steps"]) == ("spgda", 2.0, 6, (1, 1, 1, 3))
+    assert (config.method, config.radius, config.epochs, config.knobs["steps"]) == ("spgda", 2.0, 6, (1, 1, 1, 1, 3))
     records = run.metrics()
     assert [record["step"] for record in records] == list(range(6 * 12))
     assert {"step", "loss", "value", "gamma", "rho_eff", "stationarity"} <= set(records[0])

@@ -48,22 +48,31 @@ def path(steps: int) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.99])
 def test_the_average_is_the_formula_along_the_path_of_a_plain_training(decay: float) -> None:
     averaged, expected = engine(decay), torch.zeros(3, 4)
-    batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * 12
-    for step, theta in enumerate(path(12), start=1):
+    batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * 44
+    for step, theta in enumerate(path(44), start=1):
         averaged.step(batches[step - 1].x, batches[step - 1].y, step - 1, 0)
         assert torch.equal(averaged.objective.model.weight, theta)  # the steps themselves are the same
-        share = max(1 / step, 1 - decay)
-        expected = (1 - share) * expected + share * theta
+        if step % 10 == 0:
+            share = max(10 / step, 1 - decay**10)
+            expected = (1 - share) * expected + share * theta
     averaged.settle()
     torch.testing.assert_close(averaged.objective.model.weight.detach(), expected)
-    assert (torch.equal(expected, path(12)[-1])) == (decay == 0)
+    assert (torch.equal(expected, path(44)[39])) == (decay == 0)
+
+
+def test_a_training_too_short_for_an_average_keeps_its_weights() -> None:
+    averaged, plain = trainer(0.9, 3), trainer(None, 3)  # nine steps
+    averaged.train()
+    plain.train()
+    for one, other in zip(averaged.objective.parameters(), plain.objective.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_checkpoint_keeps_the_average_to_the_bit() -> None:
-    straight, first, second = trainer(0.9, 6), trainer(0.9, 2), trainer(0.9, 6)
+    straight, first, second = trainer(0.9, 14), trainer(0.9, 5), trainer(0.9, 14)
     straight.train()
     states: list[dict[str, Any]] = []
     settle = first.engine.settle
@@ -71,7 +80,7 @@ def test_a_checkpoint_keeps_the_average_to_the_bit() -> None:
     first.train()
     settle()
     second.load_state(states[0])
-    second.train(start=6)
+    second.train(start=15)
     for one, other in zip(straight.objective.parameters(), second.objective.parameters(), strict=True):
         assert torch.equal(one, other)
 

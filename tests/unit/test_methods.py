@@ -38,7 +38,7 @@ def test_the_table_holds_every_method_under_its_own_name() -> None:
         ("nfgsm", Ball(epsilon=0.1, norm=math.inf, steps=1), rhobust.FixedGamma()),
         ("wrm", PenalizedAscent(steps=10), rhobust.FixedGamma()),
         ("spgd", Oracle(max_steps=10), rhobust.Multiplicative()),
-        ("spgda", ErrorAscent(steps=(1, 1, 1, 3)), rhobust.Multiplicative()),
+        ("spgda", ErrorAscent(steps=(1, 1, 1, 1, 3)), rhobust.Multiplicative()),
         ("spgda-margin", MarginAscent(steps=1), rhobust.Multiplicative()),
         ("spgda-loss", PenalizedAscent(steps=1), rhobust.Multiplicative()),
         ("spgd-literal", PenalizedAscent(steps=10, eta=0.02), rhobust.AdamGamma()),

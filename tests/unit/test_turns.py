@@ -112,7 +112,7 @@ def test_the_command_takes_several_and_a_run_keeps_them(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["steps=1,x", "steps=", "steps=[]", "steps=1,,3", "steps=[1, true]", "steps=1.5"])
 def test_other_words_are_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="steps must be a whole number, or several that take turns, like 1,1,1,3"):
+    with pytest.raises(ConfigError, match="steps must be a whole number, or several that take turns, like 1,1,1,1,3"):
         Config.resolve({"method": "spgda", "radius": 1.0}, parse_overrides([word]))
 
 
@@ -133,3 +133,13 @@ def test_fused_moves_take_the_same_turns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(one.classifies for one in found)
     alone = _FusedMaximizer(Oracle())
     assert alone.on(3) is alone
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 5, 10])
+def test_metrics_have_every_turn_equally_often(every: int) -> None:
+    """A log of every fourth step alone would have met the same turn each time."""
+    logging = trainer(4 * every, ErrorAscent(steps=DEPTHS))
+    logging.log_every = every
+    logging.train()
+    assert len(logging.history) == 20  # one in `every`, of five an epoch
+    assert [record.gradients for record in logging.history] == 5 * list(DEPTHS)

@@ -73,6 +73,7 @@ class CapturedEngine(LocalEngine):
         if not self._pending:
             self._before = [part.detach().clone() for part in self._parts()]
         numbers = graph.replay(*batch)
+        self.follow()
         self._pending.append(Numbers(step, epoch, numbers.values.clone(), numbers.gradients))
         return self.flush() if len(self._pending) == _WINDOW else []
 

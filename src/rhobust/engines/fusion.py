@@ -1,4 +1,4 @@
-"""Fewer, larger kernels: the model's passes and the maximizer's moves, compiled for as long as steps are recorded."""
+"""Fewer, larger kernels: the model's passes, the maximizer's moves and what is fusible, compiled for recorded steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rhobust.fusible import fusing
 from rhobust.maximizer import Maximizer, Step
 from rhobust.objective import RobustObjective
 from rhobust.problem import Point, Problem
@@ -28,7 +29,8 @@ class Fusion:
         """The objective computes the same, in fewer kernels."""
         try:
             self.objective.model, self.objective.maximizer = self.fused
-            yield
+            with fusing():
+                yield
         finally:
             self.objective.model, self.objective.maximizer = self.plain
 

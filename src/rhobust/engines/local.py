@@ -85,6 +85,7 @@ class LocalEngine:
         if not sound(record):
             raise diverged(record, "nothing was updated")
         self.update()
+        self.follow()
         return [record]
 
     def gradient(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> Numbers:
@@ -112,6 +113,9 @@ class LocalEngine:
     def update(self) -> None:
         """The step, from the gradient as it stands."""
         self.optimizer.step()
+
+    def follow(self) -> None:
+        """After a step: what goes along with the weights."""
         if self.average is not None:
             self.average.update()
 

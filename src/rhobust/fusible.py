@@ -1,0 +1,47 @@
+"""Small functions of tensors, each compiled into a kernel or two where a step is about to be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_fusing = ContextVar("fusing", default=False)
+
+
+def fusible(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
+
+    >>> @fusible
+    ... def half(x: torch.Tensor) -> torch.Tensor:
+    ...     return x / 2
+    >>> half(torch.tensor(3.0))
+    tensor(1.5000)
+    """
+
+    @cache
+    def compiled() -> Callable[P, T]:  # not before it is needed: the compiler takes a second to import
+        return torch.compile(function, dynamic=False)
+
+    @wraps(function)
+    def either(*args: P.args, **kwargs: P.kwargs) -> T:
+        return (compiled() if _fusing.get() else function)(*args, **kwargs)
+
+    return either
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """For as long as this lasts, fusible functions are compiled."""
+    before = _fusing.set(True)
+    try:
+        yield
+    finally:
+        _fusing.reset(before)

@@ -1,0 +1,70 @@
+"""A fusible function is itself, but where steps are recorded it is what the compiler made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rhobust.config import Config
+from rhobust.data import load_data
+from rhobust.engines.fusion import Fusion
+from rhobust.fusible import fusible, fusing
+from rhobust.runner import engine_of
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
+    """What was handed to a compiler that adds one."""
+    handed: list[Callable[..., Any]] = []
+
+    def compile_(function: Callable[..., Tensor], *, dynamic: bool) -> Callable[..., Tensor]:
+        assert not dynamic
+        handed.append(function)
+        return lambda *args: function(*args) + 1
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return handed
+
+
+def test_it_is_compiled_once_and_only_inside(compiled: list[Callable[..., Any]]) -> None:
+    doubled = fusible(lambda x: 2 * x)
+    x = torch.tensor(3.0)
+    assert doubled(x) == 6
+    assert not compiled
+    with fusing():
+        assert doubled(x) == doubled(x) == 7
+    assert doubled(x) == 6
+    assert len(compiled) == 1
+
+
+def test_an_error_inside_ends_it(compiled: list[Callable[..., Any]]) -> None:
+    doubled = fusible(lambda x: 2 * x)
+    with pytest.raises(RuntimeError, match="the model's"), fusing():
+        raise RuntimeError("the model's")
+    assert doubled(torch.tensor(3.0)) == 6
+    assert not compiled
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
+def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and run as they were traced, without a machine's compiler: the same functions, the same numbers."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
+    words = {"method": "spgda", "radius": 0.04, "cost": "linf", "cap": 0.3, "noise": 0.3, "steps": [1, 3]}
+    config, data = Config.resolve({"data": "digits", "model": "linear", **words}), load_data("digits")
+    x, y = data.train.x[:16], data.train.y[:16]
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        engine = engine_of(config, data, torch.device("cpu"))
+        fusion = Fusion(engine.objective)
+        for step in range(4):
+            with fusion.applied() if fused else nullcontext():
+                found.append(engine.gradient(x, y, step, 0).values)
+                engine.update()
+    torch.testing.assert_close(torch.stack(found[:4]), torch.stack(found[4:]))
