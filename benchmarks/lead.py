@@ -22,7 +22,7 @@ from rhobust.memory import Memory
 from rhobust.objective import undisturbed
 
 BOUNDS, LR, SEED = (-1.0, 1.0), 1e-3, 0
-GAMMA_RATE, GAMMA_MIN = 0.05, 1e-3
+GAMMA_RATE = 0.05
 LEAST_LOSS = 1.2e-7  # below it a loss says nothing about its margin
 LEAST_RISE = 1e-3  # a promised rise below it is nothing to judge a line by
 TOLD = ("spent", "promised", "kept", "trust", "noise")
@@ -40,6 +40,8 @@ class Lead:
     """How far those of a ball move."""
     radius: float = 0.0
     """How much the others spend: E c, for c = ||.||_inf^2, by the multiplicative rule for gamma."""
+    gamma_min: float = 1e-3
+    """gamma goes no lower: with little loss left, a large radius asks for that."""
     cap: float = math.inf
     """Longer moves of the others are cut here; ErrorAscent(cap) finds the best one below its cap instead."""
     floor: float = 0.0
@@ -282,7 +284,7 @@ class Training:
         if lead.kind != "ball":
             radius = lead.radius * self.warmth**2
             excess = (cost.mean() - radius) / radius
-            self.gamma.mul_(torch.exp(GAMMA_RATE * excess.clamp(-1, 1))).clamp_min_(GAMMA_MIN)
+            self.gamma.mul_(torch.exp(GAMMA_RATE * excess.clamp(-1, 1))).clamp_min_(lead.gamma_min)
         rise, promised = minus_margin(loss) - move.base, move.promised - move.base
         kept = self.faith[self.at] = rise / promised.clamp_min(LEAST_RISE)
         if lead.calibrated:

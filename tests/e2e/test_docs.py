@@ -64,13 +64,30 @@ def test_the_gpu_s_tables_are_those_of_the_committed_results_and_meet_their_goal
 def test_the_tables_of_one_gradient_are_those_of_the_committed_results() -> None:
     page = (ROOT / "docs" / "one-gradient.md").read_text()
     found = json.loads(one_gradient.RESULTS.read_text())
-    assert one_gradient.runs_table(found) in page
-    assert one_gradient.times_table(found) in page
+    for table in one_gradient.TABLES.values():
+        assert table(found) in page
     assert leads.markdown(json.loads(leads.RESULTS.read_text())["runs"]) in page
     known = one_gradient.jobs(one_gradient.SEEDS)
     assert {name: run["settings"] for name, run in found["runs"].items()} == {
         name: known[name] for name in found["runs"]
     }
+
+
+def test_one_gradient_is_what_the_page_says_of_it() -> None:
+    found = json.loads(one_gradient.RESULTS.read_text())
+    for data in one_gradient.DATA:
+        made = [one for one in one_gradient.variants(found, data) if not one.collapsed]
+        best = next(one for one in made if one.name in dict(one_gradient.ours(data)))  # the most robust is the first
+        others = [
+            one for one in made if one.method in one_gradient.BEHIND and one.name in dict(one_gradient.baselines(data))
+        ]
+        assert best.gradients == 1.4
+        assert best.attacked < others[0].attacked
+        assert best.clean < others[0].clean
+        assert max(run["clean"] for run in best.every) < one_gradient.COLLAPSED
+    times = {device: list(rows["steps"].items()) for device, rows in found["times"].items()}
+    for device, most in (("cuda", 1.8), ("cpu", 2.0)):
+        assert all(row["over_erm"] <= most for name, row in times[device] if name.startswith("spgda"))
 
 
 def test_the_tables_of_the_federated_page_are_those_of_the_committed_results() -> None:

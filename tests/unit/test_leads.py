@@ -210,7 +210,7 @@ def test_a_result_is_whole(run: dict[str, Any]) -> None:
     assert history.keys() == {"epoch", *TOLD}
     assert all(len(values) == len(leads.LOOKS) for values in history.values())
     assert all(math.isfinite(value) for values in history.values() for value in values)
-    assert run["gamma"] >= 0.999e-3
+    assert run["gamma"] >= 0.999 * lead.gamma_min
     assert max(history["spent"]) <= 1.01 * max(lead.epsilon, min(lead.cap, 1.0)) ** 2
 
 
