@@ -166,11 +166,10 @@ class Run:
         if not records:
             return "no metrics"
         last, config = records[-1], self.config()
-        against = "" if config.radius is None else f" of rho {config.radius:g}"
         priced = f", gamma {last['gamma']:.4g}" if config.make_method().maximizer.penalized else ""
         unit = "rounds" if config.federation else "steps"
-        spent = f"E[c] {rho_eff(records):.4g}{against}"
-        return f"{last['step'] + 1} {unit}, loss {last['loss']:.4f}{priced}, {spent}"
+        steps = f"{last['step'] + 1} {unit}" if config.log_every == 1 else f"{unit} logged up to {last['step'] + 1}"
+        return f"{steps}, loss {last['loss']:.4f}{priced}, E[c] {_spent(records, config)}"
 
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
         """Keep a complete state, with the length of the metrics that belong to it; drop the oldest."""
@@ -248,6 +247,17 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if sound else None
+
+
+def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
+    """E c, and what it says of rho."""
+    spent = rho_eff(records)
+    if config.radius is None:
+        return f"{spent:.4g}"
+    # At the least price there is, samples go as far as they gain by it; a larger rho would change nothing.
+    slack = spent < 0.95 * config.radius and records[-1]["gamma"] <= 1.01 * config.gamma_min
+    remark = " and no more: gamma is at its floor, a smaller rho would do" if slack else ""
+    return f"{spent:.4g} of rho {config.radius:g}{remark}"
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:

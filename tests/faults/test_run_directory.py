@@ -1,5 +1,6 @@
 """Run directories that somebody else touches: another process, an editor, a full disk."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -160,3 +161,17 @@ def test_the_cost_of_a_federation_is_that_of_its_last_rounds() -> None:
     assert rho_eff(rounds(40)) == pytest.approx(34.5)  # 30 to 39
     assert rho_eff(rounds(51)) == pytest.approx(44.0)  # 38 to 50: not the one round of a new block
     assert rho_eff(rounds(1000)) == pytest.approx(974.5)  # 950 to 999
+
+
+def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
+    """With a cap of 0.1 no more than 0.01 can be spent, whatever the price."""
+    common = {"method": "spgda", "cost": "linf", "cap": 0.1, "gamma": 0.0011, "model": "linear", "epochs": 1}
+    for radius, remarked in ((1.0, True), (0.001, False)):
+        run = train_run(tmp_path / f"{radius}", Config.resolve(common, {"radius": radius}))
+        assert re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}", run.summary())
+        assert run.summary().endswith("no more: gamma is at its floor, a smaller rho would do") == remarked
+
+
+def test_steps_that_are_not_all_logged_are_not_counted_as_if(tmp_path: Path) -> None:
+    settings = {"method": "erm", "model": "linear", "epochs": 1, "log_every": 5}
+    assert train_run(tmp_path / "run", Config.resolve(settings)).summary().startswith("steps logged up to 11, ")
