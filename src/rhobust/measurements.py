@@ -143,12 +143,18 @@ def measure_shifts(
 def measure_certificates(
     subject: Subject,
     *,
-    radii: Sequence[float] = RADII,
+    radii: Sequence[float] | None = None,
     samples: int | None = None,
     done: Done | None = None,
 ) -> Measurement:
-    """Bounds on the worst expected loss (`certificates.certify`), kept as `certificates.json`."""
+    """Bounds on the worst expected loss (`certificates.certify`), kept as `certificates.json`.
+
+    Unless told otherwise at `RADII`, which runs have in common, and at the radius that this one was trained for.
+    """
     test = subject.test(samples)
+    if radii is None:
+        own = subject.model.config.radius
+        radii = sorted({*RADII, *([] if own is None else [own])})
     found = certify(
         subject.model,
         test,

@@ -133,6 +133,15 @@ def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) 
     assert drawn.read_text().startswith("<svg")
 
 
+def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
+    for radius, expected in (("0.3", [0.1, 0.3, 0.5, 1, 2, 6]), ("2", [0.1, 0.5, 1, 2, 6])):
+        run = tmp_path / radius
+        command("train", "--model", "linear", "--radius", radius, "--epochs", "1", "--out", str(run))
+        command("certify", str(run), "--samples", "10")
+        written = json.loads((run / "certificates.json").read_text())
+        assert [one["radius"] for one in written["certificates"]] == written["settings"]["radii"] == expected
+
+
 def test_a_config_file_with_overrides_makes_the_same_run_as_options(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "settings.toml"
     source.write_text('data = "digits"\nmethod = "spgda"\nradius = 7.0\nepochs = 1\n')

@@ -19,7 +19,9 @@ from rhobust.runs import Run
 
 def certify(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    radii: Annotated[str, typer.Option(help="Comma-separated radii rho.")] = words(RADII),
+    radii: Annotated[
+        str | None, typer.Option(help=f"Comma-separated radii rho (default: {words(RADII)} and the run's own).")
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve here, .png or .svg.")] = None,
@@ -27,7 +29,7 @@ def certify(
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
     figures.check_path(figure)
-    grid = numbers("--radii", radii)
+    grid = None if radii is None else numbers("--radii", radii)
     subject = Subject.of(Run.find(run))
     with ERR.status("certifying", spinner="dots") as status:
         made = measure_certificates(
