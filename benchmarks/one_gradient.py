@@ -355,6 +355,12 @@ class Variant:
         """Their average."""
         return statistics.fmean(self.worst)
 
+    @property
+    def spread(self) -> str:
+        """The average, ± half of what lies between the highest and the lowest seed."""
+        each = [_average(run) for run in self.runs]
+        return f"{self.attacked:.1f}" + (f" ± {(max(each) - min(each)) / 2:.1f}" if len(each) > 1 else "")
+
 
 def variants(found: Mapping[str, Any], data: str) -> list[Variant]:
     """What was trained on these data, the most robust first."""
@@ -373,8 +379,8 @@ def runs_table(found: Mapping[str, Any]) -> str:
     for data in DATA:
         for one in variants(found, data):
             start = [data, one.name, one.seeds, f"{one.gradients:.3g}", f"{one.spent:.3g}"]
-            cells = [f"{value:.1f}" for value in (one.clean, *one.worst, one.attacked)]
-            lines.append(f"| {' | '.join([*start, *cells])} |")
+            cells = [f"{value:.1f}" for value in (one.clean, *one.worst)]
+            lines.append(f"| {' | '.join([*start, *cells, one.spread])} |")
     return "\n".join(lines)
 
 
@@ -407,11 +413,11 @@ def _comparison(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _compared(data: str, other: Variant, best: Variant | None, goal: float) -> list[str]:
-    cells = [data, other.name, other.seeds, f"{other.clean:.2f}", f"{other.attacked:.1f}"]
+    cells = [data, other.name, other.seeds, f"{other.clean:.2f}", other.spread]
     if best is None:
         return [*cells, "none as good on clean data", "", "", "", "missed"]
     ahead = other.attacked - best.attacked
-    cells += [best.name, f"{best.clean:.2f}", f"{best.attacked:.1f}", f"{ahead:.1f}"]
+    cells += [best.name, f"{best.clean:.2f}", best.spread, f"{ahead:.1f}"]
     return [*cells, f">= {goal:g}: {'met' if ahead >= goal else 'missed'}"]
 
 

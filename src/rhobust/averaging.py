@@ -30,8 +30,8 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise Refused(f"the decay of an average is at least 0 and below 1, not {decay}")
+        if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
+            raise Refused(f"the decay of an average is a number at least 0 and below 1, not {decay!r}")
         self.decay = decay
         self.weights: list[Tensor] = list(model.parameters())
         self.means = [theta.detach().clone() for theta in self.weights]

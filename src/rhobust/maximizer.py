@@ -54,12 +54,12 @@ class Maximizer(ABC):
         return step % self.turns
 
     def is_logged(self, step: int, every: int) -> bool:
-        """Whether a training step is in metrics that have one in `every`.
+        """Whether a training step is in metrics that have a look in `every` steps.
 
-        It is the rounds of turns that are taken, each whole: what moves cost differs from turn to turn, and steps that
-        always meet the same turn would not tell what they cost on average.
+        A look is at as many steps as there are turns: what moves cost differs from turn to turn, and steps that always
+        meet the same one would not tell what they cost on average.
         """
-        return step // self.turns % every == 0
+        return step % every < self.turns
 
     @abstractmethod
     def start(self, problem: Problem) -> Tensor:
@@ -147,5 +147,5 @@ def check_count(name: str, count: int) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Refuse a size that is not positive."""
-    if not value > 0:
-        raise Refused(f"{name} must be > 0, not {value}")
+    if not isinstance(value, (int, float)) or not value > 0:
+        raise Refused(f"{name} must be > 0, not {value!r}")

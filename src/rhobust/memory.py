@@ -29,8 +29,8 @@ class Memory:
     """
 
     def __init__(self, x: Tensor, decay: float) -> None:
-        if not 0 < decay <= 1:
-            raise Refused(f"the decay of a memory is above 0 and at most 1, not {decay}")
+        if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+            raise Refused(f"the decay of a memory is a number above 0 and at most 1, not {decay!r}")
         self.decay = decay
         # Half precision: it is only where to begin, and as large as the data.
         self.moves = torch.zeros_like(x, dtype=torch.float16)

@@ -18,6 +18,7 @@ from benchmarks import drfl, federated, gpu, leads, mnist, one_gradient, overhea
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.figures import to_svg
+from rhobust.losses import cross_entropy
 from rhobust.regularizers import Regularizer
 from rhobust.reproduction.experiments import FIGURES, FULL
 from rhobust.reproduction.figures import draw_figure
@@ -191,6 +192,17 @@ def test_the_readme_s_loop_and_call_train() -> None:
     exec("import rhobust\n" + call, names)
     assert names["trained"].history[-1].step == 29  # thirty epochs of one batch
     assert names["trained"].model is model
+
+
+def test_one_gradient_in_python_is_the_method() -> None:
+    (block,) = blocks("docs/one-gradient.md")
+    x = torch.rand(64, 4, generator=DRAWS) * 2 - 1
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"rhobust": rhobust, "model": torch.nn.Linear(4, 2), "x": x, "y": (x[:, 0] > 0).long()}
+    before = names["model"].weight.clone()
+    exec(block, names | {"loss": cross_entropy}, names)
+    assert not torch.equal(names["model"].weight, before)  # the call has trained it
+    assert names["objective"].maximizer == rhobust.methods()["spgda"].tuned(cap=0.3).maximizer
 
 
 def test_the_contributed_cost_is_squared_l2_in_another_unit() -> None:

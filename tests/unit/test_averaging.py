@@ -96,6 +96,11 @@ def test_fit_hands_the_average_back() -> None:
     torch.testing.assert_close(*models, atol=0.05, rtol=0)  # near: the same path, smoothed
 
 
+def test_a_word_is_no_decay() -> None:
+    with pytest.raises(Refused, match="a number at least 0 and below 1, not 'a'"):
+        WeightAverage(nn.Linear(1, 1), "a")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_an_impossible_decay_is_refused(decay: float) -> None:
     with pytest.raises(Refused, match="decay"):

@@ -163,6 +163,7 @@ def test_an_oracle_with_room_for_a_proof_proves(cost: Any, gamma_min: float) -> 
         (lambda: Ball(epsilon=0.1, steps=0), "steps must be at least 1"),
         (lambda: Ball(epsilon=0.1, step_size=-1.0), "step_size must be > 0"),
         (lambda: rhobust.ascent.MarginAscent(cap=0.0), "cap must be > 0"),
+        (lambda: rhobust.ascent.ErrorAscent(cap=None), "cap must be > 0, not None"),  # type: ignore[arg-type]
     ],
 )
 def test_a_maximizer_with_an_impossible_knob_is_refused(make: Callable[[], Maximizer], match: str) -> None:
