@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhobust.errors import Refused
+from rhobust.errors import Refused, is_number
 
-# Weights change little in ten steps, and on a GPU an average of every one would cost a seventh of an ordinary step.
-EVERY = 10
+EVERY = 10  # steps: weights change little in them, and each look reads and writes all of them
 
 
 class WeightAverage:
-    """In every tenth step: mean <- mean + w (theta - mean), with w = 1 / k at the k-th time, 1 - decay^10 from then on.
+    """In every tenth step: mean <- mean + w (theta - mean), with w = max(1 / k, 1 - decay^10) at the k-th time.
 
-    The larger of the two counts: it is the plain mean of these thetas at first, and later one that forgets. `decay`
-    0.999 looks back about a thousand steps.
+    So it is the plain mean of these thetas at first, and later one that forgets: `decay` 0.999 looks back about a
+    thousand steps.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.99)
@@ -30,7 +29,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
+        if not is_number(decay) or not 0 <= decay < 1:
             raise Refused(f"the decay of an average is a number at least 0 and below 1, not {decay!r}")
         self.decay = decay
         self.weights: list[Tensor] = list(model.parameters())

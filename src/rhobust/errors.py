@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Real
 
 
 class RhobustError(Exception):
@@ -60,3 +61,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     return f"unknown {kind} '{name}'{hint}; known: {', '.join(names)}"
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, of Python's or of NumPy's."""
+    return isinstance(value, Real)

@@ -19,6 +19,8 @@ _fusing = ContextVar("fusing", default=False)
 def fusible(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
 
+    It changes none of its arguments: where the compiler fails, it is called as it is.
+
     >>> @fusible
     ... def half(x: torch.Tensor) -> torch.Tensor:
     ...     return x / 2
@@ -32,7 +34,12 @@ def fusible(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:
-        return (compiled() if _fusing.get() else function)(*args, **kwargs)
+        if torch.compiler.is_compiling() or not _fusing.get():  # a compiler of the caller's sees the function itself
+            return function(*args, **kwargs)
+        try:
+            return compiled()(*args, **kwargs)
+        except RuntimeError:  # half a step may have been taken: it must not begin again because of this
+            return function(*args, **kwargs)
 
     return either
 

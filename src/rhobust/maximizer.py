@@ -10,7 +10,7 @@ from typing import Self
 from torch import Tensor
 
 from rhobust.capture import capturing
-from rhobust.errors import Refused
+from rhobust.errors import Refused, is_number
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
 
@@ -147,5 +147,5 @@ def check_count(name: str, count: int) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Refuse a size that is not positive."""
-    if not isinstance(value, (int, float)) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise Refused(f"{name} must be > 0, not {value!r}")

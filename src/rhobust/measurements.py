@@ -154,7 +154,7 @@ def measure_certificates(
     test = subject.test(samples)
     if radii is None:
         own = subject.model.config.radius
-        radii = sorted({*RADII, *([] if own is None else [own])})
+        radii = RADII if own is None else sorted({*RADII, own})
     found = certify(
         subject.model,
         test,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rhobust.errors import Refused
+from rhobust.errors import Refused, is_number
 
 
 class Memory:
@@ -29,7 +29,7 @@ class Memory:
     """
 
     def __init__(self, x: Tensor, decay: float) -> None:
-        if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+        if not is_number(decay) or not 0 < decay <= 1:
             raise Refused(f"the decay of a memory is a number above 0 and at most 1, not {decay!r}")
         self.decay = decay
         # Half precision: it is only where to begin, and as large as the data.

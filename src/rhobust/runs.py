@@ -32,6 +32,7 @@ from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, RunError
 from rhobust.files import read_state, write_atomically, write_json, write_state
+from rhobust.optim import FixedGamma
 from rhobust.toml import read_toml
 
 try:
@@ -166,9 +167,10 @@ class Run:
         if not records:
             return "no metrics"
         last, config = records[-1], self.config()
-        priced = f", gamma {last['gamma']:.4g}" if config.make_method().maximizer.penalized else ""
-        unit = "rounds" if config.federation else "steps"
-        steps = f"{last['step'] + 1} {unit}" if config.log_every == 1 else f"{unit} logged up to {last['step'] + 1}"
+        maximizer, unit = config.make_method().maximizer, "rounds" if config.federation else "steps"
+        priced = f", gamma {last['gamma']:.4g}" if maximizer.penalized else ""
+        all_logged = config.log_every <= maximizer.turns
+        steps = f"{last['step'] + 1} {unit}" if all_logged else f"{unit} logged up to {last['step'] + 1}"
         return f"{steps}, loss {last['loss']:.4f}{priced}, E[c] {_spent(records, config)}"
 
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
@@ -254,9 +256,10 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
     spent = rho_eff(records)
     if config.radius is None:
         return f"{spent:.4g}"
-    # At the least price there is, samples go as far as they gain by it; a larger rho would change nothing.
+    # At the least price that is allowed, samples go as far as they gain by it.
     slack = spent < 0.95 * config.radius and records[-1]["gamma"] <= 1.01 * config.gamma_min
-    remark = " and no more: gamma is at its floor, a smaller rho would do" if slack else ""
+    learned = not isinstance(config.make_gamma_rule(), FixedGamma)
+    remark = " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho" if slack and learned else ""
     return f"{spent:.4g} of rho {config.radius:g}{remark}"
 
 

@@ -169,7 +169,7 @@ def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
     for radius, remarked in ((1.0, True), (0.001, False)):
         run = train_run(tmp_path / f"{radius}", Config.resolve(common, {"radius": radius}))
         assert re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}", run.summary())
-        assert run.summary().endswith("no more: gamma is at its floor, a smaller rho would do") == remarked
+        assert ("gamma is at its floor" in run.summary()) == remarked
 
 
 def test_steps_that_are_not_all_logged_are_not_counted_as_if(tmp_path: Path) -> None:

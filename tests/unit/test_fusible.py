@@ -14,6 +14,7 @@ from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.engines.fusion import Fusion
 from rhobust.fusible import fusible, fusing
+from rhobust.losses import cross_entropy
 from rhobust.runner import engine_of
 
 
@@ -40,6 +41,22 @@ def test_it_is_compiled_once_and_only_inside(compiled: list[Callable[..., Any]])
         assert doubled(x) == doubled(x) == 7
     assert doubled(x) == 6
     assert len(compiled) == 1
+
+
+def test_where_the_compiler_fails_the_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **how: object) -> Callable[..., Tensor]:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    doubled = fusible(lambda x: 2 * x)
+    with fusing():
+        assert doubled(torch.tensor(3.0)) == 6
+
+
+def test_a_compiler_of_the_caller_s_sees_through_it() -> None:
+    traced = torch.compile(lambda x: 1 + cross_entropy(x, torch.zeros(2).long()), backend="eager", fullgraph=True)
+    x = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
+    torch.testing.assert_close(traced(x), 1 + cross_entropy(x, torch.zeros(2).long()))
 
 
 def test_an_error_inside_ends_it(compiled: list[Callable[..., Any]]) -> None:

@@ -115,7 +115,7 @@ class LocalEngine:
         self.optimizer.step()
 
     def follow(self) -> None:
-        """After a step: what goes along with the weights."""
+        """After a step: the average. It counts on the host, so it is no part of what is captured."""
         if self.average is not None:
             self.average.update()
 
