@@ -196,6 +196,12 @@ def test_the_readme_s_loop_and_call_train() -> None:
     assert names["trained"].model is model
 
 
+def test_the_settings_page_names_every_knob_once() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page[page.index("| knob |") : page.index("## Models")], re.MULTILINE)
+    assert sorted(rows) == sorted({knob for method in rhobust.methods().values() for knob in method.knobs})
+
+
 def test_one_gradient_in_python_is_the_method() -> None:
     (block,) = blocks("docs/one-gradient.md")
     x = torch.rand(64, 4, generator=DRAWS) * 2 - 1
