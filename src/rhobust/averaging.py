@@ -36,6 +36,11 @@ class WeightAverage:
         self.means = [theta.detach().clone() for theta in self.weights]
         self.steps = 0
 
+    @property
+    def memory(self) -> float:
+        """How many steps it looks back, about."""
+        return 1 / (1 - self.decay)
+
     @torch.no_grad()
     def update(self) -> None:
         """Theta after a step."""

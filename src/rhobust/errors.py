@@ -58,7 +58,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "unknown method 'spgad' (did you mean 'spgda'?); known: erm, spgda"
     """
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     return f"unknown {kind} '{name}'{hint}; known: {', '.join(names)}"
 

@@ -81,6 +81,12 @@ class Trainer:
         first, skip = divmod(start, per_epoch) if per_epoch else (0, 0)
         step = start
         self.engine.warn = observer.warned
+        average = self.engine.average
+        if average is not None and per_epoch and (steps := per_epoch * self.epochs) < average.memory:
+            observer.warned(
+                f"an average of decay {average.decay:g} looks back over {average.memory:.0f} steps, and there are "
+                f"{steps}: the first, of a model that knows nothing, count as much as the last. Lower average"
+            )
         whole = self.batches.whole()
         if whole is not None:
             self.engine.admit(whole.x, whole.y)

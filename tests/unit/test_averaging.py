@@ -18,7 +18,7 @@ from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
-from rhobust.trainer import Trainer, compose
+from rhobust.trainer import Observer, Trainer, compose
 
 DATA = Samples(
     torch.randn(48, 4, generator=torch.Generator().manual_seed(0)),
@@ -112,3 +112,12 @@ def test_an_impossible_decay_is_refused(decay: float) -> None:
 def test_a_federation_has_no_average() -> None:
     with pytest.raises(ConfigError, match="a federation keeps no average"):
         Config.resolve({"method": "drfl", "radius": 1.0, "average": 0.9})
+
+
+@pytest.mark.parametrize(("decay", "warned"), [(0.9, False), (0.99, True)])
+def test_an_average_over_more_steps_than_there_are_is_warned_of(decay: float, warned: bool) -> None:
+    said: list[str] = []
+    listener = Observer()
+    listener.warned = said.append  # type: ignore[method-assign]
+    trainer(decay, 5).train(listener)  # fifteen steps
+    assert ["looks back over 100 steps, and there are 15" in message for message in said] == [True] * warned

@@ -60,9 +60,9 @@ def test_exactly_the_methods_that_learn_gamma_have_a_radius() -> None:
         assert name in (missing or given or "")
 
 
-@pytest.mark.parametrize("asked", ["spgdaa", "SPGD", "wmr", "fgms"])
+@pytest.mark.parametrize("asked", ["spgdaa", "SPGD", "wmr", "fgms", "trades"])
 def test_an_unknown_method_is_answered_with_the_known_ones_and_the_nearest(asked: str) -> None:
-    nearest = {"spgdaa": "spgda", "wmr": "wrm", "fgms": "fgsm"}.get(asked)
+    nearest = {"spgdaa": "spgda", "SPGD": "spgd", "wmr": "wrm", "fgms": "fgsm"}.get(asked)
     with pytest.raises(ConfigError) as caught:
         find_method(asked)
     message = str(caught.value)
