@@ -20,12 +20,13 @@ from matplotlib.figure import Figure
 from rhobust import figures
 from rhobust.config import Config
 from rhobust.data import load_data
+from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.methods import methods
 from rhobust.runner import train_run
-from rhobust.runs import environment, rho_eff
+from rhobust.runs import rho_eff
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "digits.json"
@@ -43,7 +44,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ifgsm, epsilon 0.2": {"method": "ifgsm", "epsilon": 0.2},
     "wrm, gamma 0.3": {"method": "wrm", "gamma": 0.3},
     "spgda, linf, rho 0.04": {
-        **{"method": "spgda", "cost": "linf", "radius": 0.04, "cap": 0.3, "noise": 0.3, "average": 0.99},
+        "method": "spgda",
+        "cost": "linf",
+        "radius": 0.04,
+        "cap": 0.3,
+        "noise": 0.3,
+        "average": 0.99,
     },
 }
 
@@ -139,6 +145,7 @@ def main() -> None:
         "attacks": ATTACKS,
         "epsilons": EPSILONS,
         "restarts": RESTARTS,
+        "variants": VARIANTS,
     }
     write_json(options.output, {"settings": settings, "environment": environment("cpu"), "rows": rows})
     print(markdown(json.loads(options.output.read_text())))

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from rhobust import figures
 from rhobust.config import Config
+from rhobust.environment import environment
 from rhobust.files import write_json
 from rhobust.runner import train_run
-from rhobust.runs import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "drfl.json"
 SEEDS = (0, 1, 2)

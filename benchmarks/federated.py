@@ -28,9 +28,10 @@ import torch
 from rhobust.config import Config
 from rhobust.data import digits
 from rhobust.engines.worker import Worker
+from rhobust.environment import environment
 from rhobust.files import write_json
 from rhobust.runner import engine_of, server_of, train_run, work_of
-from rhobust.runs import Run, environment
+from rhobust.runs import Run
 from tests.deployments import deployed, in_process
 
 ROOT = Path(__file__).parents[1]

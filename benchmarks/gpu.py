@@ -29,6 +29,7 @@ from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.local import LocalEngine
+from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
@@ -37,7 +38,6 @@ from rhobust.objective import RobustObjective
 from rhobust.optim import Multiplicative, ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
 from rhobust.runner import train_run
-from rhobust.runs import environment
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "gpu.json"

@@ -25,13 +25,13 @@ import torch
 
 from benchmarks.lead import LR, SEED, TOLD, Lead, Training
 from rhobust.data import DataSet, Samples, load_data
+from rhobust.environment import environment
 from rhobust.errors import Refused
 from rhobust.evaluate import WORST, evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
 from rhobust.reproduction.mps import shared_card
-from rhobust.runs import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "leads.json"
 DATA, EPOCHS, BATCH = ("fashion-mnist", "mnist"), 30, 128

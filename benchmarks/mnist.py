@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rhobust.environment import environment
 from rhobust.files import write_json
-from rhobust.runs import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "mnist.json"
 COMMANDS = (

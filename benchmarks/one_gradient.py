@@ -33,13 +33,14 @@ from rhobust.batches import batches_of
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.engines.local import Record
+from rhobust.environment import environment
 from rhobust.evaluate import WORST, evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.objective import RobustObjective, undisturbed
 from rhobust.reproduction.mps import shared_card
 from rhobust.runner import engine_of
-from rhobust.runs import environment, rho_eff
+from rhobust.runs import rho_eff
 from rhobust.trainer import Observer, Trainer, seeded
 
 RESULTS = Path(__file__).parents[1] / "results" / "one-gradient.json"

@@ -40,9 +40,9 @@ from torch.profiler import ProfilerActivity, profile
 from rhobust import ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.attacks import Attack, attack
+from rhobust.environment import environment
 from rhobust.files import write_json
 from rhobust.models import cnn, linear
-from rhobust.runs import environment
 
 REPORT = Path(__file__).parents[1] / "results" / "bench" / "overhead.json"
 

@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 from rhobust import figures
 from rhobust.config import Config
 from rhobust.data import load_data
+from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.runner import train_run
-from rhobust.runs import environment, rho_eff
+from rhobust.runs import rho_eff
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "radius.json"

@@ -37,7 +37,7 @@ class WeightAverage:
         self.steps = 0
 
     @property
-    def memory(self) -> float:
+    def reach(self) -> float:
         """How many steps it looks back, about."""
         return 1 / (1 - self.decay)
 

@@ -22,11 +22,12 @@ import torch
 from rhobust.audit import audit
 from rhobust.certificates import certify
 from rhobust.data import DataSet, Samples, load_data
+from rhobust.environment import environment
 from rhobust.errors import RunError
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
-from rhobust.runs import Run, environment
+from rhobust.runs import Run
 from rhobust.shifts import evaluate_shifts
 from rhobust.trained import TrainedModel, load
 

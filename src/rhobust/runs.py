@@ -15,21 +15,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import rhobust
 from rhobust.config import Config
 from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
+from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
 from rhobust.files import read_state, write_atomically, write_json, write_state
 from rhobust.optim import FixedGamma
@@ -272,36 +267,3 @@ def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
     if "workers" in records[-1]:
         last = list(records[-min(_MOST_ROUNDS, -(-len(records) // 4)) :])
     return math.fsum(record["rho_eff"] for record in last) / len(last)
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Versions, device and threads: what a number may depend on besides the settings."""
-    return {
-        "rhobust": rhobust.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
-        "git": _git_revision(),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _git_revision() -> str | None:
-    """Of the directory the command runs in; none where it is no repository."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return answer.stdout.strip() or None

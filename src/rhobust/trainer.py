@@ -82,9 +82,9 @@ class Trainer:
         step = start
         self.engine.warn = observer.warned
         average = self.engine.average
-        if average is not None and per_epoch and (steps := per_epoch * self.epochs) < average.memory:
+        if average is not None and per_epoch and (steps := per_epoch * self.epochs) < average.reach:
             observer.warned(
-                f"an average of decay {average.decay:g} looks back over {average.memory:.0f} steps, and there are "
+                f"an average of decay {average.decay:g} looks back over {average.reach:.0f} steps, and there are "
                 f"{steps}: the first, of a model that knows nothing, count as much as the last. Lower average"
             )
         whole = self.batches.whole()

@@ -165,9 +165,14 @@ def test_the_cost_of_a_federation_is_that_of_its_last_rounds() -> None:
 
 def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
     """With a cap of 0.1 no more than 0.01 can be spent, whatever the price."""
-    common = {"method": "spgda", "cost": "linf", "cap": 0.1, "gamma": 0.0011, "model": "linear", "epochs": 1}
-    for radius, remarked in ((1.0, True), (0.001, False)):
-        run = train_run(tmp_path / f"{radius}", Config.resolve(common, {"radius": radius}))
+    common = {"method": "spgda", "cost": "linf", "cap": 0.1, "model": "linear", "epochs": 1}
+    for radius, rule, remarked in (
+        (1.0, "multiplicative:0.05", True),
+        (0.001, "multiplicative:0.05", False),
+        (1.0, "fixed", False),
+    ):
+        config = Config.resolve(common, {"radius": radius, "gamma_rule": rule, "gamma": 0.001})
+        run = train_run(tmp_path / f"{radius}-{rule[:5]}", config)
         assert re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}", run.summary())
         assert ("gamma is at its floor" in run.summary()) == remarked
 

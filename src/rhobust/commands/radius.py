@@ -17,11 +17,11 @@ from torch import Tensor
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.config import Config
 from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
+from rhobust.environment import environment
 from rhobust.errors import ConfigError
 from rhobust.files import write_json
 from rhobust.progress import say
 from rhobust.radius import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
-from rhobust.runs import environment
 
 _PARTS = ("train", "test")
 _WHERE = "train or test (of --data), NAME, NAME:test, a path: .npz (its x), images."

@@ -20,12 +20,13 @@ from torch import nn
 
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
+from rhobust.environment import environment
 from rhobust.errors import RhobustError
 from rhobust.partitions import partition
 from rhobust.reproduction.experiments import FIGURES, Scale
 from rhobust.rounds import Rounds
 from rhobust.runner import engine_of, federation_of, server_of, train_run, work_of
-from rhobust.runs import Run, environment
+from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.trained import load
 from rhobust.trainer import Observer, seeded

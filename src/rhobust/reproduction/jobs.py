@@ -15,12 +15,13 @@ import torch
 
 from rhobust.config import Config
 from rhobust.data import DataSet, Samples, load_data
+from rhobust.environment import environment
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
 from rhobust.reproduction.flops import Flops, counted_passes, flops_of
 from rhobust.reproduction.plan import Job
 from rhobust.runner import train_run
-from rhobust.runs import Run, environment, rho_eff
+from rhobust.runs import Run, rho_eff
 from rhobust.trained import TrainedModel, load
 
 _ATTACKS = ("fgsm", "ifgsm", "pgd-paper")
