@@ -17,6 +17,7 @@ from rhobust.batches import SampleBatches
 from rhobust.data import Samples
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.federated import Task
+from rhobust.engines.graphs import Graphs
 from rhobust.engines.local import LocalEngine, Record
 from rhobust.engines.vectors import flat
 from rhobust.engines.worker import LocalWork, Worker
@@ -106,6 +107,36 @@ def test_captured_is_eager_step_for_step(method: str) -> None:
     for one, other in zip(replayed, launched, strict=True):
         for name in ("loss", "value", "gamma", "rho_eff", "stationarity"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4, abs=1e-6), (one.step, name)
+
+
+def test_garbage_waits_while_a_step_is_recorded() -> None:
+    """Engines hold themselves in a ring, so their graphs go whenever the collector comes."""
+    gone = engine(CapturedEngine, "erm")
+    run(gone, batches(8))
+    assert gone.captured
+    held = [[gone]]
+    held[0].append(held[0])
+    del gone
+
+    def double(x: Tensor, turn: int) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            held.clear()
+            [[] for _ in range(1000)]  # more than the collector waits for
+        return 2 * x
+
+    complaints: list[str] = []
+    graphs = Graphs(double, torch.device("cuda"), complaints.append)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        found = [graphs.find(torch.ones(3, device="cuda")) for _ in range(5)][-1]
+    finally:
+        gc.set_threshold(*before)
+    assert complaints == []
+    assert not held
+    assert gc.isenabled()
+    assert found is not None
+    assert found.replay(torch.full((3,), 4.0, device="cuda")).tolist() == [8, 8, 8]
 
 
 def test_captured_prox_is_eager() -> None:

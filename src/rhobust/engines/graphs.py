@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Graph(Generic[T]):
         self.batch = [part.clone() for part in batch]
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with _uncollected(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.result = work(*self.batch)
 
     def replay(self, *batch: Tensor) -> T:
@@ -94,6 +95,18 @@ class Graphs(Generic[T]):
         if self.obstacle is not None:
             self._captures = False
             self.warn(f"the steps are launched one by one, not captured in a CUDA graph: {self.obstacle}")
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Garbage waits: with an engine that is gone go its graphs, and none may go while another one is recorded."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @cache
