@@ -34,6 +34,7 @@ ROUNDS, FEDAVG_ROUNDS, LIARS_ROUNDS = 1000, 300, 300  # FedAvg takes five local 
 LOCAL_ROUNDS, LOCAL_STEPS = 200, (1, 2, 5, 10)
 
 METHODS: dict[str, dict[str, Any]] = {
+    "drfl": {"method": "drfl", "radius": 2.0},
     "drfl-loss": {"method": "drfl-loss", "radius": 2.0},
     "drfl-margin": {"method": "drfl-margin", "radius": 2.0},
     "drfl-literal": {"method": "drfl-literal", "radius": 25.0},

@@ -2,7 +2,7 @@
 
 RHOBUST_DATA=... python benchmarks/one_gradient.py [--only PREFIX] [--workers 12]   trains what the file lacks
 RHOBUST_DATA=... python benchmarks/one_gradient.py --clock                            times steps, nothing beside them
-python benchmarks/one_gradient.py --markdown runs|goals|deep|times                    prints a table
+python benchmarks/one_gradient.py --markdown runs|goals|deep|ablation|gap|times       prints a table
 python benchmarks/one_gradient.py --figure docs/images/one-gradient.png               draws what there is
 
 Attacked is the worst of PGD (40 steps, 5 restarts), Auto-PGD on the loss and on the margin, and random squares, on the
@@ -48,12 +48,59 @@ DATA, SEEDS, EPOCHS = ("mnist", "fashion-mnist"), (0, 1, 2), 30
 ABLATED = ("fashion-mnist", 0)
 SAMPLES, EPSILONS = 1000, (0.1, 0.2, 0.3, 0.4)
 LOOK = 500  # test images, not among those that are attacked, that the promise of a step is checked on
-AVERAGE, MEMORY, TURNS = 0.999, 0.9, [1, 1, 1, 1, 3]
-WAYS = {  # rho and cap of ours
-    "mnist": ((0.02, 0.4), (0.04, 0.4), (0.1, 0.5)),
-    "fashion-mnist": ((0.005, 0.15), (0.007, 0.18), (0.0315, 0.3), (0.05, 0.3), (0.0585, 0.3), (0.07, 0.3)),
+AVERAGE, MEMORY = 0.999, 0.9
+
+
+def turns(shallow: int, last: int) -> list[int]:
+    """So many steps with one gradient, then one that is deeper."""
+    return [1] * shallow + [last]
+
+
+TURNS, RARE = turns(4, 3), turns(9, 5)  # both have 1.4 gradients on average; the first is the default
+WAYS: dict[str, tuple[dict[str, Any], ...]] = {  # what is swept of ours, with what differs from `_own`
+    "mnist": ({"radius": 0.02, "cap": 0.4}, {"radius": 0.085, "cap": 0.5, "noise": 0.4, "steps": RARE}),
+    "fashion-mnist": (
+        {"radius": 0.007, "cap": 0.2, "noise": 0.2},
+        {"radius": 0.007, "cap": 0.18},
+        *({"radius": radius, "cap": 0.3} for radius in (0.0315, 0.05, 0.0585, 0.07)),
+    ),
 }
-DEEP = {"mnist": (0.1, 0.5), "fashion-mnist": (0.06, 0.5)}  # with five gradients
+DEEP = {  # with five gradients
+    "mnist": {"radius": 0.1, "cap": 0.5, "steps": 5},
+    "fashion-mnist": {"radius": 0.06, "cap": 0.5, "steps": 5},
+}
+TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on the way there, with these seeds
+    "mnist": (
+        ({"radius": 0.04, "cap": 0.4}, (0, 1, 2)),
+        ({"radius": 0.04, "cap": 0.4, "noise": 0.4}, (0,)),
+        ({"radius": 0.04, "cap": 0.4, "noise": 0.5}, (0,)),
+        ({"radius": 0.04, "cap": 0.4, "average": 0.9995}, (0,)),
+        ({"radius": 0.1, "cap": 0.5}, (0, 1, 2)),
+        ({"radius": 0.1, "cap": 0.5, "noise": 0.4}, (0,)),
+        ({"radius": 0.1, "cap": 0.5, "noise": 0.5}, (0,)),
+        ({"radius": 0.1, "cap": 0.5, "noise": 0.4, "average": 0.9997}, (0,)),
+        ({"radius": 0.1, "cap": 0.5, "noise": 0.4, "steps": turns(5, 4)}, (0,)),
+        ({"radius": 0.085, "cap": 0.5, "noise": 0.4, "steps": turns(5, 4)}, (0, 1, 2)),
+        ({"radius": 0.085, "cap": 0.5, "noise": 0.4, "steps": turns(7, 4)}, (0, 1, 2)),
+        ({"radius": 0.085, "cap": 0.5, "noise": 0.4, "steps": turns(11, 6)}, (0, 1, 2)),
+        ({"radius": 0.085, "cap": 0.5, "noise": 0.5, "steps": turns(7, 4)}, (0, 1)),
+        ({"radius": 0.022, "cap": 0.4, "steps": RARE}, (0, 1, 2)),
+        ({"radius": 0.06, "cap": 0.5, "steps": RARE}, (0, 1, 2)),
+        ({"radius": 0.12, "cap": 0.6, "noise": 0.4, "steps": RARE}, (0, 1, 2)),
+        ({"method": "spgda-margin", "radius": 0.1, "cap": 0.45, "noise": 0.4, "steps": TURNS}, (0,)),
+    ),
+    "fashion-mnist": (
+        ({"radius": 0.003, "cap": 0.12}, (0,)),
+        ({"radius": 0.004, "cap": 0.15}, (1,)),
+        ({"radius": 0.005, "cap": 0.15}, (0, 1, 2)),
+        ({"radius": 0.005, "cap": 0.15, "noise": 0.2}, (0,)),
+        ({"radius": 0.007, "cap": 0.2, "noise": 0.2, "steps": RARE}, (0,)),
+        ({"radius": 0.0315, "cap": 0.3, "steps": RARE}, (0,)),
+        ({"radius": 0.05, "cap": 0.3, "steps": RARE}, (0, 1)),
+        ({"radius": 0.07, "cap": 0.3, "steps": RARE}, (0, 1)),
+        ({"radius": 0.07, "cap": 0.3, "steps": turns(7, 4)}, (0, 1)),
+    ),
+}
 TUNED = {  # knobs of the baselines as docs/reproduction.md has tuned them
     "mnist": {"fgsm": 0.4, "ifgsm": 0.3, "wrm": 0.03},
     "fashion-mnist": {"fgsm": 0.2, "ifgsm": 0.4, "wrm": 0.01},
@@ -72,7 +119,7 @@ CLOCKED = (
 PROMISES = {  # trainings that hold, and some whose model learns to resist one gradient and no other
     "mnist": (
         *("nfgsm, epsilon 0.2, noise 0.4", "nfgsm, epsilon 0.3, noise 0.6"),
-        "spgda, radius 0.04, cap 0.4, noise 0.3, average 0.999, gamma_min 1e-06",
+        "spgda, radius 0.02, cap 0.4, noise 0.3, average 0.999, gamma_min 1e-06",
     ),
     "fashion-mnist": (
         *("nfgsm, epsilon 0.2, noise 0.4", "nfgsm, epsilon 0.4, noise 0.8"),
@@ -113,39 +160,57 @@ def baselines(data: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ours(data: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One gradient, and three in every fifth step, from little robustness to much."""
-    for radius, cap in WAYS[data]:
-        yield named("spgda", radius=radius, cap=cap, **_shared(data))
+    """One gradient in most steps, from little robustness to much."""
+    for way in WAYS[data]:
+        yield _own(data, way)
 
 
 def deep(data: str) -> tuple[str, dict[str, Any]]:
     """With five gradients in every step, and a radius and a cap for that."""
-    radius, cap = DEEP[data]
-    return named("spgda", radius=radius, cap=cap, **_shared(data), steps=5)
+    return _own(data, DEEP[data])
 
 
-def _shared(data: str) -> dict[str, float]:
+def tried(data: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """More of ours, which was not chosen."""
+    for way, seeds in TRIED[data]:
+        if seed in seeds:
+            yield _own(data, way)
+
+
+def _own(data: str, way: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """On MNIST an adversary after errors leaves much of a large rho unspent, and gamma goes low."""
-    return {"noise": 0.3, "average": AVERAGE} | ({"gamma_min": 1e-6} if data == "mnist" else {})
+    usual: dict[str, Any] = {"method": "spgda", "radius": 0.0, "cap": 0.0, "noise": 0.3, "average": AVERAGE}
+    if data == "mnist":
+        usual["gamma_min"] = 1e-6
+    return named(**usual | dict(way))
 
 
-def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each idea is worth, also to the others; and what did not help."""
+def ablation() -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    """What each idea is worth to ours, and what those that others can have are worth to them."""
+    own, averaged = {"radius": 0.0585, "cap": 0.3, "noise": 0.3}, {"average": AVERAGE}
+    return [
+        ("spgda, rho 0.0585, cap 0.3, noise 0.3, averaged, in turns", named("spgda", **own, **averaged)),
+        ("... not averaged", named("spgda", **own)),
+        ("... always one gradient", named("spgda", **own, steps=1, **averaged)),
+        ("... no noise", named("spgda", **own | {"noise": 0.0}, **averaged)),
+        ("... climbing the margin, not the chance of an error", named("spgda-margin", **own, steps=TURNS, **averaged)),
+        ("nfgsm, epsilon 0.2, noise 0.4", named("nfgsm", epsilon=0.2, noise=0.4)),
+        ("... averaged", named("nfgsm", epsilon=0.2, noise=0.4, **averaged)),
+        ("nfgsm, epsilon 0.3, noise 0.4", named("nfgsm", epsilon=0.3, noise=0.4)),
+        ("... averaged", named("nfgsm", epsilon=0.3, noise=0.4, **averaged)),
+        ("... averaged, noise 0.3, in turns", named("nfgsm", epsilon=0.3, noise=0.3, steps=TURNS, **averaged)),
+        ("ifgsm, epsilon 0.3", named("ifgsm", epsilon=0.3)),
+        ("... averaged", named("ifgsm", epsilon=0.3, **averaged)),
+        *((f"... {steps} gradients", named("ifgsm", epsilon=0.3, steps=steps)) for steps in (5, 3, 2)),
+    ]
+
+
+def early() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tried before there were turns."""
     for epsilon in (0.1, 0.3):
         yield named("fgsm", epsilon=epsilon)
-    for steps in (2, 3, 5):
-        yield named("ifgsm", epsilon=0.3, steps=steps)
-    yield named("ifgsm", epsilon=0.3, average=AVERAGE)
-    yield named("nfgsm", epsilon=0.2, noise=0.4, average=AVERAGE)
-    yield named("nfgsm", epsilon=0.3, noise=0.4, average=AVERAGE)
     yield named("nfgsm", epsilon=0.3, noise=0.6, average=AVERAGE)
     yield named("nfgsm", epsilon=0.2, noise=0.4, average=AVERAGE, memory=MEMORY)
-    yield named("nfgsm", epsilon=0.3, noise=0.3, steps=TURNS, average=AVERAGE)
-    own = {"radius": 0.0585, "cap": 0.3, "noise": 0.3}
-    yield named("spgda", **own)
-    yield named("spgda", **own, steps=1, average=AVERAGE)
-    yield named("spgda", **own | {"noise": 0.0}, average=AVERAGE)
-    yield named("spgda-margin", **own, steps=TURNS, average=AVERAGE)
     yield named("spgda", radius=0.04, cap=0.4, noise=0.5, steps=1)
     ways = ((0.01, 0.3, 0.3), (0.02, 0.4, 0.3), (0.04, 0.5, 0.3), (0.04, 0.4, 0.5), (0.06, 0.4, 0.6), (0.1, 0.5, 0.6))
     for radius, cap, noise in ways:
@@ -153,7 +218,7 @@ def ablations() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def jobs(seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Settings of every training by its name, data/variant/seed; ablations on the harder data, with the first seed."""
+    """Settings of every training by its name, data/variant/seed."""
     shared = {"epochs": EPOCHS, "batch_size": 128, "log_every": 25, "checkpoint_every": 10**9}
     return {
         f"{data}/{name}/{seed}": shared | {"data": data, "seed": seed} | settings
@@ -163,7 +228,8 @@ def jobs(seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
             *baselines(data),
             *ours(data),
             deep(data),
-            *(ablations() if (data, seed) == ABLATED else ()),
+            *tried(data, seed),
+            *((*early(), *(way for _, way in ablation())) if (data, seed) == ABLATED else ()),
         )
     }
 
@@ -212,6 +278,9 @@ def measure(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     how = {"loss": cross_entropy, "bounds": data.bounds, "checks": False}
     clean = evaluate(model, test, attacks=["fgsm"], epsilons=[0.0], **how).clean  # type: ignore[arg-type]
     found = evaluate(model, test[:SAMPLES], attacks=ATTACKS, epsilons=EPSILONS, restarts=RESTARTS, **how)  # type: ignore[arg-type]
+    # Training images under one of the attacks: what is left there, the network cannot learn or the training did not.
+    train = Samples(data.train.x[:SAMPLES].to(device), data.train.y[:SAMPLES].to(device))
+    seen = evaluate(model, train, attacks=["apgd"], epsilons=EPSILONS, restarts=RESTARTS, **how)  # type: ignore[arg-type]
     errors = {
         attack: [found.error(attack, epsilon) for epsilon in EPSILONS] for attack in (*ATTACKS, WORST[float("inf")])
     }
@@ -220,6 +289,7 @@ def measure(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         "precision": config.precision,
         "clean": clean,
         "errors": errors,
+        "errors_in_training": {"apgd": [seen.error("apgd", epsilon) for epsilon in EPSILONS]},
         "foresight": looks.found,
         "rho_eff": rho_eff(records),
         "gamma": records[-1]["gamma"],
@@ -263,7 +333,7 @@ class Clock:
 def clock(output: Path) -> None:
     """Milliseconds a step, window by window in turn, so that whatever else the machine does hits all alike."""
     found = read(output)
-    first = dict((*baselines("fashion-mnist"), *ours("fashion-mnist"), *ablations()))
+    first = dict((*baselines("fashion-mnist"), *ours("fashion-mnist"), *(way for _, way in ablation())))
     chosen = {name: first[name] | {"data": "mnist"} for name in first if name in CLOCKED}
     clocks = {name: Clock(settings) for name, settings in chosen.items()}
     windows: dict[str, list[float]] = {name: [] for name in clocks}
@@ -429,6 +499,33 @@ def _compared(data: str, other: Variant, best: Variant | None, goal: float) -> l
     return [*cells, f">= {goal:g}: {'met' if ahead >= goal else 'missed'}"]
 
 
+def ablation_table(found: Mapping[str, Any]) -> str:
+    """One seed."""
+    data, seed = ABLATED
+    lines = [f"| variant | gradients | clean | {' | '.join(f'worst {e:g}' for e in EPSILONS)} | average |"]
+    lines.append("|---|---|---|" + "---|" * (len(EPSILONS) + 1))
+    for label, (name, _) in ablation():
+        one = Variant(name, [found["runs"][f"{data}/{name}/{seed}"]])
+        cells = [f"{value:.1f}" for value in (one.clean, *one.worst, one.attacked)]
+        lines.append(f"| {label} | {one.gradients:.3g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gap_table(found: Mapping[str, Any]) -> str:
+    """Auto-PGD on as many images that the model was trained on, where that was measured."""
+    lines = ["| data | variant | seeds | test images | training images |", "|---|---|---|---|---|"]
+    for data in DATA:
+        for one in variants(found, data):
+            runs = [run for run in one.runs if "errors_in_training" in run]
+            if runs:
+                means = [
+                    100 * statistics.fmean(statistics.fmean(run[where]["apgd"]) for run in runs)
+                    for where in ("errors", "errors_in_training")
+                ]
+                lines.append(f"| {data} | {one.name} | {len(runs)} | {means[0]:.1f} | {means[1]:.1f} |")
+    return "\n".join(lines)
+
+
 def times_table(found: Mapping[str, Any]) -> str:
     """Milliseconds a step, and over ERM's in the same run."""
     lines = ["| device | variant | ms a step | over ERM |", "|---|---|---|---|"]
@@ -438,7 +535,10 @@ def times_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"runs": runs_table, "goals": goals_table, "deep": deep_table, "times": times_table}
+TABLES = {
+    **{"runs": runs_table, "goals": goals_table, "deep": deep_table},
+    **{"ablation": ablation_table, "gap": gap_table, "times": times_table},
+}
 
 
 def frontier(made: Sequence[Variant]) -> list[Variant]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import one_gradient
-from benchmarks.one_gradient import Variant, frontier, goals_table
+from benchmarks.one_gradient import Variant, frontier, gap_table, goals_table
+from rhobust.config import Config
 
 
 def run(method: str, clean: float, attacked: float) -> dict[str, Any]:
@@ -53,3 +54,17 @@ def test_a_goal_is_met_by_the_best_that_is_no_worse_on_clean_data() -> None:
         ("ifgsm, epsilon 0.3", ">= 5: met"),
     ]
     assert [row[5] for row in rows[1:]] == [low, low, high]
+
+
+def test_what_is_left_is_compared_where_training_images_were_attacked() -> None:
+    attacked = run("spgda", 0.1, 0.3) | {"errors_in_training": {"apgd": [0.1, 0.2, 0.3, 0.4]}}
+    attacked["errors"] = {"worst": [0.5] * 4, "apgd": [0.2, 0.3, 0.4, 0.5]}
+    found = {"mnist/a/0": attacked, "mnist/a/1": run("spgda", 0.1, 0.3), "mnist/b/0": run("erm", 0.1, 0.3)}
+    assert gap_table({"runs": found}).splitlines()[2:] == ["| mnist | a | 1 | 35.0 | 25.0 |"]
+
+
+def test_every_training_of_the_script_is_one_that_the_command_knows() -> None:
+    for name, settings in one_gradient.jobs(one_gradient.SEEDS).items():
+        config = Config.resolve(settings)
+        assert name.startswith(f"{config.data}/{config.method}")
+        assert name.endswith(f"/{config.seed}")
