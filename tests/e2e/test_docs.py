@@ -88,6 +88,12 @@ def test_one_gradient_is_what_the_page_says_of_it() -> None:
         names = {name for name, _ in (*one_gradient.ours(data), one_gradient.deep(data))}
         own = [run for one in one_gradient.variants(found, data) if one.name in names for run in one.every]
         assert max(run["clean"] for run in own) < one_gradient.COLLAPSED
+        for one in made:
+            if one.name in dict(one_gradient.ours(data)):
+                assert one.spent == pytest.approx(one.runs[0]["settings"]["radius"], rel=0.05)
+    goals = one_gradient.goals_table(found).splitlines()[2:]
+    assert (len(goals), sum(line.endswith("missed |") for line in goals)) == (21, 3)
+    assert "missed" not in one_gradient.deep_table(found)
     times = {device: list(rows["steps"].items()) for device, rows in found["times"].items()}
     for device, most in (("cuda", 1.8), ("cpu", 2.0)):
         assert all(row["over_erm"] <= most for name, row in times[device] if name.startswith("spgda"))
