@@ -33,7 +33,8 @@ class WeightAverage:
             raise Refused(f"the decay of an average is a number at least 0 and below 1, not {decay!r}")
         self.decay = decay
         self.weights: list[Tensor] = list(model.parameters())
-        self.means = [theta.detach().clone() for theta in self.weights]
+        # Not below float32: in bfloat16 a hundredth of a small difference rounds to nothing.
+        self.means = [theta.detach().to(_at_least_float32(theta), copy=True) for theta in self.weights]
         self.steps = 0
 
     @property
@@ -47,7 +48,8 @@ class WeightAverage:
         self.steps += 1
         if self.steps % EVERY == 0:
             share = max(EVERY / self.steps, 1 - self.decay**EVERY)
-            torch._foreach_lerp_(self.means, self.weights, share)
+            thetas = [theta.to(mean.dtype) for theta, mean in zip(self.weights, self.means, strict=True)]
+            torch._foreach_lerp_(self.means, thetas, share)
 
     @torch.no_grad()
     def put(self) -> None:
@@ -66,3 +68,7 @@ class WeightAverage:
         with torch.no_grad():
             for mean, before in zip(self.means, state["means"], strict=True):
                 mean.copy_(before)
+
+
+def _at_least_float32(theta: Tensor) -> torch.dtype:
+    return torch.promote_types(theta.dtype, torch.float32)

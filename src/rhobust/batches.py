@@ -29,6 +29,9 @@ class Batch(NamedTuple):
 class Batches(ABC):
     """A source of epochs."""
 
+    full: int | None = None
+    """Samples in a batch, the last of an epoch apart; none where only the stream tells."""
+
     @abstractmethod
     def steps(self) -> int | None:
         """Batches in an epoch; none where only the end of the stream tells."""
@@ -49,6 +52,7 @@ class SampleBatches(Batches):
         check_batch(samples.x, samples.y)  # once for all, not batch by batch
         self.samples = Samples(samples.x.to(device), samples.y.to(device))
         self.batch_size, self.seed = batch_size, seed
+        self.full = min(batch_size, len(samples))
 
     def steps(self) -> int:
         return -(-len(self.samples) // self.batch_size)
@@ -73,6 +77,7 @@ class DatasetBatches(Batches):
         self.dataset, self.batch_size, self.seed, self.device = dataset, batch_size, seed, device
         if len(self.dataset) == 0:
             raise DataError("the data set is empty: nothing to learn from")
+        self.full = min(batch_size, len(self.dataset))
 
     def steps(self) -> int:
         return -(-len(self.dataset) // self.batch_size)

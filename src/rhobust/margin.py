@@ -50,7 +50,7 @@ class MarginAscent(Climb):
         bias = loss + torch.log(doubt) - rows(fall * (point.zeta - problem.z)).sum(1)  # -m, extended back to z
         length = self.length(bias, problem.cost.dual_norm(fall), problem.gamma)
         target = problem.project(problem.z + per_sample(length, fall) * problem.cost.direction(fall))
-        zeta = point.zeta + (target - point.zeta) / math.sqrt(t + 1)
+        zeta = problem.project(point.zeta + (target - point.zeta) / math.sqrt(t + 1))  # a sum rounds past the box
         return Step(zeta, zeta)
 
     def length(self, bias: Tensor, rate: Tensor, gamma: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ class ErrorAscent(MarginAscent):
         max over 0 <= t <= cap of  sigmoid(b + s t) - gamma t^2
 
     The adversary is after errors, which is what an attack is judged by; theta still descends the loss at zeta. The
-    chance is at most one: a sample that is wrong already is left where it is, and one that can be made wrong is moved
-    across the border and not beyond. So the radius goes to samples near the border, and hard ones are not made harder.
+    chance is at most one: a sample that is clearly wrong already hardly moves, and one that can be made wrong moves
+    until that is all but certain. So the radius goes to samples near the border, and hard ones are not made harder.
     gamma is then the dual variable of the worst expected error over the ball.
     """
 

@@ -247,7 +247,7 @@ class ProximalOptimizer(Optimizer):
             gradients = [theta.grad for group in self.base.param_groups for theta in group["params"]]
             return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         moved = [
-            (theta, _scalar(group["lr"], theta))
+            (theta, _scalar(group["lr"], theta).clamp_min(torch.finfo(theta.dtype).tiny))  # 0 / 0 where it rests
             for group in self.base.param_groups
             for theta in group["params"]
             if theta.grad is not None

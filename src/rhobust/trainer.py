@@ -87,6 +87,7 @@ class Trainer:
                 f"an average of decay {average.decay:g} looks back over {average.reach:.0f} steps, and there are "
                 f"{steps}: the first, of a model that knows nothing, count as much as the last. Lower average"
             )
+        self.engine.full_batch = self.batches.full
         whole = self.batches.whole()
         if whole is not None:
             self.engine.admit(whole.x, whole.y)
@@ -123,7 +124,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything the next step depends on."""
-        cuda = torch.cuda.get_rng_state() if self.engine.objective.gamma.is_cuda else None
+        device = self.objective.gamma.device
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return {
             "objective": dict(self.engine.objective.state_dict()),
             "optimizer": self.engine.optimizer.state_dict(),
@@ -143,7 +145,7 @@ class Trainer:
             self.engine.memory.load_state_dict(state["memory"])
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
-            torch.cuda.set_rng_state(state["cuda_generator"])
+            torch.cuda.set_rng_state(state["cuda_generator"], self.objective.gamma.device)
 
 
 @dataclass(frozen=True)

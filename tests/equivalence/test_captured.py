@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rhobust.batches import SampleBatches
 from rhobust.data import Samples
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.federated import Task
+from rhobust.engines.fusion import Fusion
 from rhobust.engines.graphs import Graphs
 from rhobust.engines.local import LocalEngine, Record
 from rhobust.engines.vectors import flat
@@ -158,6 +160,37 @@ def test_captured_sgd_with_momentum_is_eager() -> None:
     run(captured, batches()), run(eager, batches())
     assert captured.captured
     assert close(captured, eager, 1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_learning_rate_that_changes_is_felt_by_captured_steps(every: int) -> None:
+    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
+    for one in (captured, eager):
+        for step, (x, y) in enumerate(batches()):
+            for group in one.optimizer.param_groups:
+                group["lr"] *= 0.5 if step % every == every - 1 else 1
+            one.step(x, y, step, 0)
+        one.flush()
+    assert isinstance(captured, CapturedEngine)
+    assert captured.captured == (every == 20)  # in every step: never worth recording
+    assert close(captured, eager, 1e-5)
+
+
+def test_what_is_fused_does_not_depend_on_the_batch_that_comes_first() -> None:
+    fused: list[str] = []
+
+    class Noted(Fusion):
+        @contextmanager
+        def applied(self) -> Iterator[None]:
+            fused.append("once more")
+            yield
+
+    x, y = (torch.cat(parts) for parts in zip(*batches(3), strict=True))  # 96: one whole batch and half of one
+    captured = engine(CapturedEngine, "erm", torch.bfloat16)
+    assert isinstance(captured, CapturedEngine)
+    captured._fusion = Noted(captured.objective)
+    Trainer(captured, SampleBatches(Samples(x, y), 64, 0, x.device), 2).train(start=1)
+    assert len(fused) == 1  # of a short, a full and a short one
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own

@@ -63,6 +63,17 @@ def test_the_average_is_the_formula_along_the_path_of_a_plain_training(decay: fl
     assert (torch.equal(expected, path(44)[39])) == (decay == 0)
 
 
+def test_an_average_of_bfloat16_weights_gets_where_they_are() -> None:
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    average = WeightAverage(model, 0.999)
+    for value in [1.0] * 1000 + [1.25] * 10_000:
+        nn.init.constant_(model.weight, value)
+        average.update()
+    average.put()
+    assert model.weight.dtype == torch.bfloat16
+    assert model.weight.item() == 1.25  # the average forgot all but e^-10 of the first
+
+
 def test_a_training_too_short_for_an_average_keeps_its_weights() -> None:
     averaged, plain = trainer(0.9, 3), trainer(None, 3)  # nine steps
     averaged.train()

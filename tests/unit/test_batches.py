@@ -48,6 +48,14 @@ def test_an_epoch_is_a_permutation_decided_by_seed_and_number() -> None:
 
 
 @pytest.mark.parametrize("data", [(X, Y), TensorDataset(X, Y)])
+def test_a_full_batch_is_what_all_but_the_last_are(data: object) -> None:
+    for size in (16, 1000):
+        batches = batches_of(data, size, seed=0, device=CPU)
+        assert batches.full == len(next(batches.epoch(0)).x)
+    assert batches_of(DataLoader(TensorDataset(X, Y), 16), None, 0, CPU).full is None
+
+
+@pytest.mark.parametrize("data", [(X, Y), TensorDataset(X, Y)])
 def test_skipping_gives_the_rest_of_the_same_epoch(data: object) -> None:
     batches = batches_of(data, 16, seed=0, device=CPU)
     whole, rest = list(batches.epoch(2)), list(batches.epoch(2, skip=2))

@@ -377,6 +377,17 @@ def test_stationarity_is_the_length_of_the_proximal_step_over_alpha(lr: float) -
     assert torch.equal(model.theta, theta)  # it looks and does not step
 
 
+def test_tensors_that_rest_have_no_part_in_stationarity() -> None:
+    model = Vector([3.0, -0.1])
+    resting = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    base = SGD([{"params": [model.theta], "lr": 0.1}, {"params": [resting], "lr": 0.0}])
+    optimizer = wrap(model, base, rhobust.L1(0.5))
+    model.theta.grad = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    alone = optimizer.stationarity().item()
+    resting.grad = torch.ones(1, dtype=torch.float64)
+    assert optimizer.stationarity().item() == alone > 0
+
+
 def test_stationarity_vanishes_at_the_solution_and_only_there() -> None:
     model = Vector(SOLUTION.tolist())
     optimizer = wrap(model, SGD([model.theta], lr=0.1), rhobust.L1(WEIGHT))

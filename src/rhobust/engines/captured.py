@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class CapturedEngine(LocalEngine):
         )
         self._data: tuple[Tensor, Tensor] | None = None
         self._looked = False  # whether at the data
+        self._rates: list[dict[str, Any]] = []
         self._pending: list[Numbers] = []
         self._before: list[Tensor] = []  # theta, gamma and buffers as they were before the first of the pending
         self._diverged: Diverged | None = None
@@ -59,11 +61,12 @@ class CapturedEngine(LocalEngine):
         return bool(self._graphs)
 
     def admit(self, x: Tensor, y: Tensor) -> None:
-        self._data = x, y
+        self._data, self._looked = (x, y), False
 
     def step(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> list[Record]:
         if self._diverged is not None:
             raise self._diverged
+        self._notice_rates()
         batch = (x, y) if self.memory is None or at is None else (x, y, at)
         graph = self._graphs.find(*batch, turn=self.objective.maximizer.turn(step))
         if graph is None:
@@ -128,8 +131,25 @@ class CapturedEngine(LocalEngine):
         return numbers
 
     def _fused(self, *batch: Tensor) -> AbstractContextManager[None]:
-        """Only for the first shape of batch: to compile for the last of an epoch costs more than it brings."""
-        return self._fusion.applied() if self._fusion and self._graphs.is_first(*batch) else nullcontext()
+        """Only for full batches: to compile for the last of an epoch costs more than it brings.
+
+        A run that is resumed with such a last one fuses what it would have fused.
+        """
+        full = self._graphs.is_first(*batch) if self.full_batch is None else len(batch[0]) == self.full_batch
+        return self._fusion.applied() if self._fusion and full else nullcontext()
+
+    def _notice_rates(self) -> None:
+        """Learning rates and other numbers of the optimizer are recorded with a step: when one changes, record anew.
+
+        Where they change in every step, none is recorded. Tensors are not looked at: a recording reads them.
+        """
+        rates = [
+            {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
+            for group in self.optimizer.param_groups
+        ]
+        if rates != self._rates:
+            self._graphs.forget()
+            self._rates = rates
 
 
 def _obstacle(optimizer: Optimizer) -> str | None:

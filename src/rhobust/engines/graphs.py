@@ -74,10 +74,16 @@ class Graphs(Generic[T]):
     @contextmanager
     def warming(self) -> Iterator[None]:
         """Around an eager step: on the stream that will be captured, whose plans and buffers it prepares."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        outer = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):
             yield
-        torch.cuda.current_stream().wait_stream(self._stream)
+        outer.wait_stream(self._stream)
+
+    def forget(self) -> None:
+        """What was recorded does not hold any more: every shape of batch is warmed and recorded again."""
+        self._graphs.clear()
+        self._seen = Counter(dict.fromkeys(self._seen, 0))
 
     def is_first(self, *batch: Tensor) -> bool:
         """Whether this shape of batch was met before any other."""

@@ -72,6 +72,8 @@ class LocalEngine:
         self.objective, self.optimizer, self.precision, self.average = objective, optimizer, precision, average
         self.memory: Memory | None = None
         """Where the samples' ascents were left, if they are to go on from there."""
+        self.full_batch: int | None = None
+        """Samples in a batch that is not the last of its epoch, where that is known."""
         self.warn: Callable[[str], None] = lambda message: None
         """Where to say what the user should know."""
 
