@@ -122,6 +122,9 @@ def from_npz(path: Path) -> DataSet:
     lower, upper = torch.tensor(bounds, dtype=torch.float32).tolist()  # as x's own precision has them
     if not (lower <= low and high <= upper and lower < upper):
         raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")
+    lowest = min(int(arrays[name].min()) for name in needed if name[0] == "y")
+    if lowest > 0:
+        raise DataError(f"{path}: the labels begin with {lowest}, and nothing is of class 0; number classes from 0")
     classes, samples = 1 + max(int(arrays[name].max()) for name in needed if name[0] == "y"), len(train) + len(test)
     if classes > samples:
         raise DataError(f"{path}: y holds the label {classes - 1} with {samples} samples in all; number classes from 0")

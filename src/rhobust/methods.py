@@ -9,6 +9,7 @@ from typing import Any
 
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
+from rhobust.federation import METHODS as FEDERATED
 from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
 
@@ -117,6 +118,8 @@ def methods() -> dict[str, Method]:
 
 def find_method(name: str) -> Method:
     """One method by name."""
+    if name in FEDERATED:
+        raise ConfigError([f"method '{name}' is for data that many hold: `rhobust federate --method {name}`"])
     if name not in methods():
         raise ConfigError([unknown("method", name, methods())])
     return methods()[name]

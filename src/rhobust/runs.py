@@ -60,7 +60,9 @@ class Run:
             raise RunError(
                 f"{path} already holds a run; nothing was changed. Choose another --out, or go on with: {run.going_on}"
             )
-        if path.exists() and (not path.is_dir() or any(entry.name != _LOCK for entry in path.iterdir())):
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file, and a run is a folder; nothing was changed. Choose another --out")
+        if path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
             raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
         return run
 
@@ -88,6 +90,8 @@ class Run:
     def find(cls, path: Path) -> Run:
         """An existing run."""
         run = cls(path)
+        if not path.exists():
+            raise RunError(f"there is no {path}; a run is the folder that `rhobust train --out` made")
         if not run.config_path.exists():
             raise RunError(f"{path} is not a run directory: it has no config.toml")
         return run

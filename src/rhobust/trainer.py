@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rhobust.averaging import WeightAverage
 from rhobust.batches import Batches, batches_of
@@ -24,6 +25,8 @@ from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.optim import GammaRule, ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
 from rhobust.runs import Run, rho_eff
+
+_LOOKED_AT = 1000  # samples
 
 
 class Observer:
@@ -91,6 +94,12 @@ class Trainer:
         whole = self.batches.whole()
         if whole is not None:
             self.engine.admit(whole.x, whole.y)
+            enough = _to_one_point(self.objective.cost, whole.x)
+            if enough <= self.objective.radius:
+                observer.warned(
+                    f"radius {self.objective.radius:g} pays for moving every sample to one and the same point, which "
+                    f"costs {enough:.2g} on average: there is nothing left to learn. Lower it"
+                )
         with deferred_signals(enabled=self.run is not None) as signals:
             for epoch in range(first, self.epochs):
                 for x, y, at in self.batches.epoch(epoch, skip if epoch == first else 0):
@@ -146,6 +155,20 @@ class Trainer:
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"], self.objective.gamma.device)
+
+
+def _to_one_point(cost: Cost, x: Tensor) -> float:
+    """What that takes for the first so many samples, with the better of two points; a bound from above."""
+    x = x[:_LOOKED_AT]
+    points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
+    return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
+
+
+class Warner(Observer):
+    """Hands on what the user should know as Python's warnings."""
+
+    def warned(self, message: str) -> None:
+        warnings.warn(message, stacklevel=4)  # from the caller of `fit`
 
 
 @dataclass(frozen=True)
@@ -266,7 +289,7 @@ def fit(
     )
     trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs, memory=memory)
     with seeded(seed, device):
-        trainer.train(observer)
+        trainer.train(observer or Warner())
     return Fit(engine.objective, engine.optimizer, trainer.history)
 
 

@@ -184,7 +184,7 @@ def test_examples_are_of_images_gray_or_in_color(shape: tuple[int, ...], shown: 
 def test_bad_requests_get_one_clear_error_and_write_nothing(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     assert refused("report", runs[0], tmp_path / "no", "--out", out) == (
-        f"{tmp_path / 'no'} is not a run directory: it has no config.toml"
+        f"there is no {tmp_path / 'no'}; a run is the folder that `rhobust train --out` made"
     )
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs[0], unfinished)

@@ -1,5 +1,6 @@
 """`fit`: what it refuses before the first step."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rhobust
+from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import ConfigError, DataError, Refused
 
 X = torch.linspace(-1, 1, 24).reshape(8, 3)
@@ -19,6 +21,7 @@ Y = torch.arange(8) % 2
     [
         ({"radius": None}, ConfigError, "method 'spgd' needs a radius"),
         ({"method": "erm"}, ConfigError, "method 'erm' takes no radius"),
+        ({"method": "drfl"}, ConfigError, "is for data that many hold: `rhobust federate --method drfl`"),
         ({"method": "spdg"}, ConfigError, r"did you mean 'spgd'\?"),
         (
             {"steps": 3},
@@ -65,3 +68,20 @@ def test_the_global_generator_is_left_as_it_was_and_the_seed_decides() -> None:
         assert torch.equal(torch.get_rng_state(), state)
         weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("cost", [SquaredL2(), SquaredLp(1.5), SquaredLinf()])
+def test_a_radius_that_leaves_nothing_to_learn_is_warned_of(cost: Cost) -> None:
+    x = torch.cat([torch.ones(4, 3), -torch.ones(4, 3)])  # all may meet in 0
+    enough = float(cost(x[:1], torch.zeros(1, 3)))
+    for radius, warns in ((0.99 * enough, False), (1.01 * enough, True)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            rhobust.fit(nn.Linear(3, 2), (x, Y), method="spgda", cost=cost, radius=radius, epochs=1)
+        assert ["one and the same point" in str(one.message) for one in said] == [True] * warns
+        assert all(one.filename == __file__ for one in said)  # points at the caller
+
+
+def test_fit_says_what_the_command_would() -> None:
+    with pytest.warns(UserWarning, match="looks back over 1000 steps, and there are 2"):
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="spgda", radius=0.1, epochs=2, average=0.999)

@@ -31,6 +31,7 @@ def report(
     """
     from rhobust.report import gather
     from rhobust.report.page import FORMATS
+    from rhobust.report.rows import counted
 
     form = form or (out.suffix.removeprefix(".") if out else "html")
     if form not in FORMATS:
@@ -42,6 +43,7 @@ def report(
         write_atomically(path, FORMATS[form](found, path).encode())
     if not quiet:
         flags = found.flags()
-        say(OUT, f"{path}: {len(found.rows)} rows of {len(found.entries)} runs, {len(flags) or 'no'} flags")
+        rows, entries = counted(len(found.rows), "row"), counted(len(found.entries), "run")
+        say(OUT, f"{path}: {rows} of {entries}, {counted(len(flags), 'flag')}")
         for flag in flags:
             say(OUT, f"flag, {flag.where}: {flag.message} ({flag.check})")

@@ -141,12 +141,23 @@ def _name(entry: Entry, others: Sequence[Entry]) -> str:
     return ", ".join([entry.config.name, *apart])
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them.
+
+    >>> counted(1, "run"), counted(2, "run"), counted(0, "flag")
+    ('1 run', '2 runs', 'no flags')
+    """
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def shown(value: object) -> str:
     """A setting as a reader wants it.
 
-    >>> shown(2.0), shown(True), shown("adam")
-    ('2', 'true', 'adam')
+    >>> shown(2.0), shown(True), shown("adam"), shown((1, 3))
+    ('2', 'true', 'adam', '1,3')
     """
+    if isinstance(value, tuple | list):
+        return ",".join(map(shown, value))  # as the command takes it
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

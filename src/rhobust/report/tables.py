@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhobust.report import Report
-from rhobust.report.rows import Row, Spread, shown
+from rhobust.report.rows import Row, Spread, counted, shown
 
 MISSING = "–"
 
@@ -214,7 +214,7 @@ def facts(report: Report) -> str:
     """What was trained and on how much it was measured, in a line."""
     shared = {key: value for key, value in report.shared().items() if key in ("data", "model", "epochs")}
     parts = [
-        f"{len(report.rows)} rows from {len(report.entries)} runs",
+        f"{counted(len(report.rows), 'row')} from {counted(len(report.entries), 'run')}",
         *(f"{k} {shown(v)}" for k, v in shared.items()),
     ]
     counts = sorted(
