@@ -15,6 +15,10 @@ T = TypeVar("T")
 
 _fusing = ContextVar("fusing", default=False)
 
+# A function is compiled for each radius, noise and shape that it meets. The compiler's own limit, eight, is for those
+# who recompile by mistake; beyond it, steps of the ninth training in a process would be slow, with warnings.
+_KINDS = 100
+
 
 def fusible(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
@@ -47,8 +51,11 @@ def fusible(function: Callable[P, T]) -> Callable[P, T]:
 @contextmanager
 def fusing() -> Iterator[None]:
     """For as long as this lasts, fusible functions are compiled."""
+    from torch._dynamo import config  # a second to import
+
     before = _fusing.set(True)
     try:
-        yield
+        with config.patch(recompile_limit=_KINDS):
+            yield
     finally:
         _fusing.reset(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,6 +42,21 @@ def test_it_is_compiled_once_and_only_inside(compiled: list[Callable[..., Any]])
         assert doubled(x) == doubled(x) == 7
     assert doubled(x) == 6
     assert len(compiled) == 1
+
+
+def test_it_is_compiled_for_every_radius_of_a_long_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    scaled = fusible(lambda x, radius: x * radius)
+    for radius in range(1, 31):
+        with fusing():
+            assert scaled(torch.ones(1), 0.1 * radius) == pytest.approx(0.1 * radius)
+    assert len(made) == 30
 
 
 def test_where_the_compiler_fails_the_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
