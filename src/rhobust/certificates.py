@@ -175,6 +175,7 @@ class Dual:
         if rho == 0:
             return Certificate(0.0, mixture.loss, mixture.loss, math.inf, 0.0, 0.0, "proved")
         bound, column = min(((self.line(column, rho), column) for column in self.columns[1:]), key=lambda pair: pair[0])
+        bound = max(bound, mixture.loss)  # a line through the mixture may round below it
         status: Literal["proved", "estimated"] = "estimated" if math.isinf(self.sup.proof) else "proved"
         return Certificate(rho, bound, mixture.loss, column.gamma, column.cost, mixture.cost, status)
 

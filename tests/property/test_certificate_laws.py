@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rhobust import certificates
-from rhobust.certificates import Certificate, Dual, certify
+from rhobust.certificates import Certificate, Column, Dual, certify
 from rhobust.costs import SquaredL2, per_sample
 from rhobust.data import Samples
 from rhobust.losses import cross_entropy
@@ -75,6 +76,21 @@ def test_bound_is_never_below_attained_nor_attained_below_clean(
         assert certificate.rho_hat >= 0
     assert found[0].bound <= found[1].bound
     assert found[0].attained <= found[1].attained
+
+
+@law
+@given(
+    gamma=st.floats(0.1, 10), cost=st.floats(0.1, 10), loss=st.floats(0.1, 10), share=st.sampled_from([1.0, 0.5, 0.3])
+)
+def test_a_line_through_what_is_attained_is_not_below_it_by_rounding(
+    gamma: float, cost: float, loss: float, share: float
+) -> None:
+    dual = Dual.__new__(Dual)
+    dual.sup = SimpleNamespace(proof=math.inf)
+    touching = loss - gamma * cost  # a line with this clean loss goes through both columns
+    dual.columns = [Column(math.inf, 0.0, touching, math.inf, None), Column(gamma, cost, loss, -math.inf, None)]
+    found = dual.certificate(share * cost)
+    assert found.bound >= found.attained == pytest.approx(found.bound, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["network", "softmax", "two classes"])
