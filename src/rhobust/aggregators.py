@@ -133,10 +133,10 @@ class GeometricMedian(Aggregator):
     """argmin over x of f(x) = sum_k w_k ||x - v_k||_2, by Weiszfeld's iteration as modified by Vardi and Zhang (2000).
 
     x is a minimizer where || sum_k w_k (v_k - x) / ||v_k - x|| ||, over the v_k other than x, is at most the weight of
-    those equal to x. The iteration stops where it exceeds that weight by at most `accuracy`, a number without a unit:
-    neither the scale of the vectors nor a distant lie matters. Where several v_k are minimizers (all on a line, the
-    weight cut in halves) the answer is their midpoint. It stays near the honest while liars have less than half of
-    the weight.
+    those equal to x. The iteration stops where it exceeds that weight by at most `accuracy`, a number without a unit
+    (neither the scale of the vectors nor a distant lie matters), or after `max_steps`, as many as it takes for points
+    that are all but on a line. Where several v_k are minimizers (all on a line, the weight cut in halves) the answer is
+    their midpoint. It stays near the honest while liars have less than half of the weight.
 
     >>> GeometricMedian()(torch.tensor([[0.0, 0.0], [0.0, 4.0], [3.0, 0.0], [1.0, 1.0], [0.0, 1e30]]), torch.ones(5))
     tensor([1., 1.])

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rhobust.aggregators import find_aggregator
+from rhobust.aggregators import Mean, find_aggregator
 from rhobust.errors import ConfigError, unknown
 from rhobust.liars import find_lie
 from rhobust.partitions import find_partition
@@ -103,6 +103,12 @@ class Federation:
                 find(spec)
             except ConfigError as error:
                 found += error.problems
+        with suppress(ConfigError):  # an aggregator that nobody knows is a problem of its own
+            if self.weights == "samples" and not isinstance(find_aggregator(self.aggregator), Mean):
+                found.append(
+                    f"weights 'samples' go by what each worker says that it has, and aggregator '{self.aggregator}' is "
+                    "for workers who may lie: a lie about that would count for all. Set weights to equal"
+                )
         with suppress(ConfigError):  # a lie that nobody knows is a problem of its own
             find_lie(self.lie)
             if not self.liars and self.lie != Federation.lie:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rhobust.aggregators import Mean
 from rhobust.data import Samples
@@ -62,7 +62,8 @@ class Simulation(Workers):
     def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
         sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
         plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
-        random = getattr(self.objective.maximizer, "random_start", False)  # drawn inside the step, which has one stream
+        # Drawn inside the step, which has one stream for all.
+        random = getattr(self.objective.maximizer, "random_start", False) or _draws(self.objective.model)
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
@@ -116,3 +117,8 @@ class Simulation(Workers):
         theta = told(lambda upload: upload.theta)
         gamma = told(lambda upload: torch.tensor([upload.gamma], dtype=torch.float64, device=device))
         return {name: replace(uploads[name], theta=theta[i], gamma=float(gamma[i, 0])) for i, name in enumerate(lying)}
+
+
+def _draws(model: nn.Module) -> bool:
+    """Whether its passes in training take random numbers, as far as torch's own modules tell."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) for module in model.modules())

@@ -167,7 +167,6 @@ def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> No
         "lie": "noise:3",
         "liars": 2,
         "evaluate_every": 3,
-        "weights": "samples",
     }
     robust = methods()[METHODS.get(name, name)].robust
     config = Config.resolve(given, {"radius": 0.7} if robust else {})
@@ -203,14 +202,14 @@ def test_a_central_run_has_no_server() -> None:
     ],
 )
 def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: type, rate: float) -> None:
-    more = {"quorum": 3, "weights": "samples", "aggregator": "median", "seed": 5, "batch_size": 9}
+    more = {"quorum": 3, "weights": "samples", "seed": 5, "batch_size": 9}
     config = Config.resolve(given, more)
     server = server_of(config, load_data("digits"), torch.device("cpu"))
     base = server.optimizer.base
     assert type(base) is kind
     assert base.param_groups[0]["lr"] == rate
     assert base.param_groups[0].get("momentum", 0) == given.get("momentum", 0)
-    assert (server.quorum, server.weighted, type(server.aggregator).__name__) == (3, True, "Median")
+    assert (server.quorum, server.weighted, type(server.aggregator).__name__) == (3, True, "Mean")
     work = work_of(config)
     assert (work.batch_size, work.seed) == (9, 5)
     assert (work.steps, work.rate) == ((4, 0.25) if given["method"] == "fedavg" else (1, 0.1))
@@ -219,3 +218,9 @@ def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: 
 def test_a_lie_that_nobody_tells_is_an_error() -> None:
     assert problems({"lie": "alie"}) == ["lie is 'alie', but nobody lies: set liars, how many of the workers do"]
     assert Config.resolve({"method": "drfl", "radius": 1, "lie": "alie", "liars": 1}).name == "drfl"
+
+
+def test_weights_that_a_liar_could_choose_are_refused() -> None:
+    for aggregator in ("median", "geometric-median", "trimmed-mean:1", "multi-krum:1", "clipped-mean"):
+        with pytest.raises(ConfigError, match="a lie about that would count for all"):
+            Config.resolve({"method": "drfl", "radius": 1, "weights": "samples", "aggregator": aggregator})

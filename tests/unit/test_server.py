@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rhobust.aggregators import Aggregator, Mean, Median, MultiKrum, TrimmedMean
-from rhobust.engines.federated import QuorumLost, Server, Task, Upload
+from rhobust.engines.federated import Aggregate, QuorumLost, Server, Task, Upload
 from rhobust.engines.worker import LocalWork
 from rhobust.errors import Diverged
 from tests.federations import CLASSES, Setting, theta_gamma
@@ -182,15 +182,20 @@ def test_an_aggregator_that_needs_more_than_the_quorum_is_a_lost_quorum(aggregat
 )
 def test_only_a_lie_among_those_asked_is_a_liar_less_to_fear(kind: str, caught: int) -> None:
     """A late or silent one may be honest, and an upload nobody asked for says nothing of those who were asked."""
-    setting = Setting(sizes=[12] * 5, aggregator=TrimmedMean(1))
+    setting = Setting(sizes=[12] * 3, aggregator=TrimmedMean(1))  # which needs all three
     server, literal = setting.server(), setting.server()
-    literal.aggregator = TrimmedMean(1 - caught)
+    literal.aggregator = TrimmedMean(0)
     uploads = setting.uploads(server.task())
     names = list(uploads)
-    asked = names[:4] if kind == "unasked" else names
-    bad = uploads[names[4]] if kind == "unasked" else BAD[kind][0](uploads[names[4]])
-    assert list(server.step(asked, {**uploads, names[4]: bad}).dropped) == [names[4]]
-    literal.step(names[:4], {name: uploads[name] for name in names[:4]})
+    asked = names[:2] if kind == "unasked" else names
+    bad = uploads[names[2]] if kind == "unasked" else BAD[kind][0](uploads[names[2]])
+    answers = {**uploads, names[2]: bad}
+    if not caught:
+        with pytest.raises(QuorumLost, match="3 are needed"):
+            server.step(asked, answers)
+        return
+    assert list(server.step(asked, answers).dropped) == [names[2]]
+    literal.step(names[:2], {name: uploads[name] for name in names[:2]})
     assert torch.equal(theta_gamma(server), theta_gamma(literal))
 
 
@@ -223,13 +228,46 @@ def test_a_number_too_large_for_the_model_is_not_finite() -> None:
     assert bool(objective.gamma.isfinite())
 
 
-def test_an_aggregate_that_overflows_stops_before_the_step() -> None:
+def test_a_gradient_whose_norm_overflows_is_dropped_and_does_not_end_the_training() -> None:
     server = after_two_rounds()
     uploads, before = SETTING.uploads(server.task()), snapshot(server)
     huge = {name: replace(u, theta=torch.full_like(u.theta, 1e308)) for name, u in uploads.items()}
-    with pytest.raises(Diverged, match=r"in round 2 .* nothing was updated"):
+    with pytest.raises(QuorumLost, match="its gradient is not finite"):
         server.step(NAMES, huge)
     assert same(snapshot(server), before)
+    record = server.step(NAMES, uploads | {NAMES[0]: huge[NAMES[0]]})
+    assert record.dropped == {NAMES[0]: "its gradient is not finite"}
+
+
+def test_a_step_that_is_not_finite_is_not_taken() -> None:
+    server = after_two_rounds()
+    before = snapshot(server)
+    theta = torch.full_like(server.task().theta, math.nan)
+    with pytest.raises(Diverged, match=r"in round 2 .* nothing was updated"):
+        server.apply(Aggregate(theta, 0.0, 1.0, 1, 1, {}, 0, 0))
+    assert same(snapshot(server), before)
+
+
+@pytest.mark.parametrize("samples", [2**62, 10**39, 10**400])
+def test_who_claims_too_many_samples_is_dropped(samples: int) -> None:
+    server = after_two_rounds()
+    server.weighted = True
+    uploads = SETTING.uploads(server.task())
+    record = server.step(NAMES, uploads | {NAMES[0]: replace(uploads[NAMES[0]], samples=samples)})
+    assert record.dropped == {NAMES[0]: "it says that it has more samples than there can be"}
+
+
+def test_an_honest_worker_that_is_broken_does_not_unmask_the_rule() -> None:
+    """Four of five remain, and the rule needs three: the liar among them is still to be feared."""
+    setting = Setting(sizes=[12] * 5, aggregator=TrimmedMean(1))
+    server, literal = setting.server(), setting.server()
+    uploads = setting.uploads(server.task())
+    names = list(uploads)
+    lie = replace(uploads[names[0]], theta=torch.full_like(uploads[names[0]].theta, 1e6))
+    broken = with_entry(math.nan)(uploads[names[4]])
+    server.step(names, {**uploads, names[0]: lie, names[4]: broken})
+    literal.step(names[:4], {**{name: uploads[name] for name in names[:4]}, names[0]: lie})
+    assert torch.equal(theta_gamma(server), theta_gamma(literal))
 
 
 def test_a_task_is_a_copy() -> None:

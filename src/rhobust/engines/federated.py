@@ -27,6 +27,7 @@ from rhobust.optim import ProximalOptimizer
 
 # Curves are drawn over epochs; a federation has none, so this many rounds make one.
 _ROUNDS_PER_EPOCH = 50
+_MOST_SAMPLES = 2**53  # a double holds every whole number up to there
 _NUMBER = 8  # bytes of a number that travels beside theta
 
 
@@ -145,7 +146,9 @@ class Server:
         # Who was asked and uploaded what cannot be is a liar caught; who is late or silent may be an honest one.
         wrong = [answers[name] for name in names if name in dropped and name in answers]
         caught = [answer for answer in wrong if isinstance(answer, Upload) and answer.round == task.round]
-        aggregator = self.aggregator.after(len(caught))
+        # But a caught one may also be honest and broken, so the rule is eased no further than it must be.
+        rules = (self.aggregator.after(count) for count in range(len(caught) + 1))
+        aggregator = next((rule for rule in rules if rule.fewest <= len(kept)), self.aggregator.after(len(caught)))
         needed = max(self.quorum, aggregator.fewest)
         if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
@@ -153,7 +156,8 @@ class Server:
                 f"round {self.round}: {len(kept)} of {len(names)} workers answered usefully, {needed} are needed "
                 f"({reasons})"
             )
-        weights = torch.tensor([float(upload.samples) if self.weighted else 1.0 for upload in kept]).double()
+        counts = [float(upload.samples) if self.weighted else 1.0 for upload in kept]
+        weights = torch.tensor(counts, dtype=torch.float64)
         theta, left_out = aggregator.told(torch.stack([upload.theta for upload in kept]), weights)
         gamma = aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
         share = (weights / weights.sum()).tolist()
@@ -216,10 +220,12 @@ class Server:
         if upload.theta.shape != task.theta.shape or upload.theta.dtype != task.theta.dtype:
             return f"its gradient has shape {tuple(upload.theta.shape)} and type {upload.theta.dtype}"
         numbers = torch.tensor([upload.gamma, upload.loss], dtype=self.objective.gamma.dtype)  # finite there, too
-        if not all(extreme.isfinite() for extreme in (*upload.theta.aminmax(), *numbers)):  # NaN is passed on
+        if not all(number.isfinite() for number in (torch.linalg.vector_norm(upload.theta), *numbers)):
             return "its gradient is not finite"
         if upload.gamma > self.objective.radius * (1 + 1e-6):
             return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"
+        if upload.samples > _MOST_SAMPLES:
+            return "it says that it has more samples than there can be"
         return "it has no samples" if upload.samples < 1 else None
 
     def state_dict(self) -> dict[str, Any]:

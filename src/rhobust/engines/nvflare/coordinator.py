@@ -43,13 +43,13 @@ class Coordinator:
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
         """From the last checkpoint to the end."""
-        outcome = FINISHED
+        outcome = STOPPED
         try:
             self._train()
+            outcome = FINISHED
         except _Stop:
-            outcome = STOPPED
-        except RunAborted:
-            outcome = STOPPED
+            pass
+        except RunAborted:  # stopped, too
             raise
         except Exception as problem:
             outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"

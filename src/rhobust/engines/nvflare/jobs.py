@@ -109,6 +109,7 @@ class Submission:
         known = self.config or run.config()
         if run.finished:
             return run
+        self._check(run, known)
         with admin(self.kits) as session:
             while not run.finished:
                 lines = len(run.metrics())
@@ -117,6 +118,15 @@ class Submission:
                 self._take_part(session, run, known)
                 self.config = None  # whatever comes next goes on from here
         return run
+
+    def _check(self, run: Run, known: Config) -> None:
+        """A run that is resumed must be of this federation, or it would go on with other data."""
+        federation = federation_of(known)
+        if (federation.partition, federation.workers) != ("sites", len(self.kits.sites)):
+            raise FederationError(
+                f"{run.path} was trained by {federation.workers} workers with partition '{federation.partition}'; here "
+                f"are {len(self.kits.sites)} sites with data of their own. Resume it where it began"
+            )
 
     def _take_part(self, session: Session, run: Run, known: Config) -> None:
         there, needed = sorted(present(session)), federation_of(known).quorum
@@ -134,13 +144,15 @@ class Submission:
         except FederationError:
             raise  # there is nobody left to be stopped
         except BaseException:
-            _stop(session, job, report)
+            _stop(session, job, report, self.deadline)
             raise
         finally:
             outcome = _outcome(report)
             report.unlink(missing_ok=True)
         self._show(run)
-        if outcome != FINISHED and not (again and outcome == STOPPED):
+        if again and outcome in (STOPPED, ""):
+            return  # the next goes on from the last checkpoint
+        if outcome != FINISHED:
             raise FederationError(
                 outcome or f"the training was lost; {self.kits.path / 'server' / 'log.txt'} says more"
             )
@@ -167,7 +179,7 @@ class Submission:
                 if (back & waiting) and not _outcome(report):  # seen twice: it has settled
                     self.observer.warned(f"{', '.join(sorted(back))} came back; going on with everybody")
                     self._not_before, self._pause = now + self._pause, 2 * self._pause
-                    _stop(session, job, report)
+                    _stop(session, job, report, self.deadline)
                     return True
                 waiting = back
             time.sleep(0.1)
@@ -188,7 +200,10 @@ class Submission:
             return
         self._read = min(self._read, run.metrics_path.stat().st_size)  # a resumed run is cut back to its checkpoint
         with run.metrics_path.open("rb") as file:
-            file.seek(self._read)
+            if self._read:  # cut back and grown again between two looks, it may have no line that begins there
+                file.seek(self._read - 1)
+                if file.read(1) != b"\n":
+                    self._read += len(file.readline())
             for line in file:
                 if line.endswith(b"\n"):
                     self._read += len(line)
@@ -203,17 +218,22 @@ class Submission:
         self.observer.stepped(record)
 
 
-def _stop(session: Session, job: str, report: Path) -> None:
+def _stop(session: Session, job: str, report: Path, deadline: float) -> None:
     """Have a job end after a checkpoint, and wait for it; one that does not is ended by the engine."""
     request = stop_file(report)
     write_atomically(request, b"")
-    until = time.monotonic() + _STOP
-    while not _outcome(report) and time.monotonic() < until:
-        time.sleep(0.1)
+    _await(report, deadline + _STOP)  # the round that is under way may take its whole time
     request.unlink(missing_ok=True)
     if not _outcome(report):
         with _hushed(), contextlib.suppress(Exception):
             session.abort_job(job)
+            _await(report, _STOP)
+
+
+def _await(report: Path, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not _outcome(report) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _outcome(report: Path) -> str:

@@ -49,7 +49,8 @@ class Party:
         try:
             noted = json.loads((self.kit / "process.json").read_text())
             process = psutil.Process(noted["pid"])
-            same = process.create_time() == noted["created"] and process.status() != psutil.STATUS_ZOMBIE
+            # By its command, not by when it began: that is counted from the boot, which moves when the clock is set.
+            same = str(self.kit) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
         except (OSError, ValueError, KeyError, psutil.Error):
             return None
         return process if same else None
@@ -61,7 +62,7 @@ class Party:
             self._refuse_taken_port()
         before = self.log.stat().st_size if self.log.exists() else 0
         pid = self._spawn()
-        write_json(self.kit / "process.json", {"pid": pid, "created": psutil.Process(pid).create_time()})
+        write_json(self.kit / "process.json", {"pid": pid})
 
         def wait() -> None:
             until = time.monotonic() + _PATIENCE

@@ -47,7 +47,9 @@ class LocalData:
             raise ConfigError(f"{path}: {problem}" for problem in problems)
         local = cls(**found)
         local.part(1)  # what is wrong with the share is said now
-        return local if local.data in DATA else replace(local, data=str(path.parent / local.data))
+        if local.data not in DATA:
+            local = replace(local, data=str(path.parent / local.data))
+        return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
 
     def load(self) -> DataSet:
         """The data; training samples only those of the share."""
@@ -87,10 +89,13 @@ class Post:
         shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
         if data.train.x.shape[1:] != shape:
             raise DataError(f"samples here are {tuple(data.train.x.shape[1:])}, the model takes {tuple(shape)}")
+        if not len(data.train):
+            raise DataError("there are no samples here; is the share larger than the data?")
         if int(data.train.y.max()) >= classes:
             raise DataError(f"the label {int(data.train.y.max())} is here, but the model has {classes} classes")
         low, high = float(data.train.x.min()), float(data.train.x.max())
-        if not bounds[0] <= low <= high <= bounds[1]:
+        lower, upper = torch.tensor(bounds, dtype=data.train.x.dtype).tolist()  # a float32 of -0.1 is below the double
+        if not lower <= low <= high <= upper:
             raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
         device = torch.device(config.device if torch.cuda.is_available() else "cpu")
         torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))

@@ -23,8 +23,7 @@ class _Silence:
     """One who does not take part for now."""
 
     reason: str
-    pause: float = _FIRST_PAUSE
-    until: float = 0.0
+    until: float
 
 
 class Sites(Workers):
@@ -46,7 +45,8 @@ class Sites(Workers):
         super().__init__(names)
         self.settings, self.deadline = settings | {"workers": list(names)}, deadline
         self._call, self._clock = call, clock
-        self._silent = {name: _Silence("is not connected", until=float("inf")) for name in names if name not in present}
+        self._silent = {name: _Silence("is not connected", float("inf")) for name in names if name not in present}
+        self._pauses: dict[str, float] = {}  # of those who fell silent and have not uploaded since
         self._prepare([name for name in names if name in present], _FIRST_CALL)
 
     def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
@@ -57,6 +57,8 @@ class Sites(Workers):
         if present:
             values, failures = self._call(present, "gradient", from_task(task), self.deadline)
             answers |= {name: _upload(value) for name, value in values.items()}
+            for name in values:
+                self._pauses.pop(name, None)
             for name, reason in failures.items():
                 answers[name] = reason
                 self._mute(name, reason)
@@ -75,9 +77,8 @@ class Sites(Workers):
                 self._silent.pop(name, None)
 
     def _mute(self, name: str, reason: str) -> None:
-        silence = self._silent.setdefault(name, _Silence(reason, _FIRST_PAUSE / 2))
-        silence.reason, silence.pause = reason, 2 * silence.pause
-        silence.until = self._clock() + silence.pause
+        pause = self._pauses[name] = 2 * self._pauses.get(name, _FIRST_PAUSE / 2)
+        self._silent[name] = _Silence(reason, self._clock() + pause)
 
     def _is_due(self, name: str) -> bool:
         return self._clock() >= self._silent[name].until
@@ -86,7 +87,7 @@ class Sites(Workers):
 def _problem(value: object) -> str | None:
     """What a site says went wrong, if anything."""
     if isinstance(value, dict) and isinstance(value.get("problem"), str):
-        return f"failed: {value['problem'][:60]} (its own log says more)"
+        return f"failed: {_printable(value['problem'], 60)} (its own log says more)"
     return None
 
 
@@ -94,4 +95,9 @@ def _upload(value: object) -> Upload | str:
     try:
         return _problem(value) or to_upload(value)
     except ValueError as problem:
-        return str(problem)
+        return _printable(str(problem), 200)
+
+
+def _printable(words: str, most: int) -> str:
+    """Words of a site, for a log and a terminal: not too many, and nothing that steers one."""
+    return ascii(words[:most])[1:-1]
