@@ -147,7 +147,7 @@ class _Watched:
         self.wrong = torch.zeros(0, dtype=torch.bool)
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        self.wrong = output.detach().argmax(1) != y
+        self.wrong = mistaken(output.detach(), y)
         return self.loss(output, y)
 
 
@@ -188,15 +188,20 @@ def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Where the model's prediction is not y, (B,), in evaluation mode and without a trace."""
     with torch.no_grad(), undisturbed(model):
-        wrong: Tensor = model(x).argmax(1) != y
-    return wrong
+        return mistaken(model(x), y)
+
+
+def mistaken(output: Tensor, y: Tensor) -> Tensor:
+    """Where an output (B, classes) does not say y, (B,). NaN says nothing, though argmax takes it for its place."""
+    return (output.argmax(1) != y) | output.isnan().any(1)
 
 
 def verified(x: Tensor, zeta: Tensor, ball: Ball, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
     """Results outside ball or box put back to x, and their number."""
     away = rows(zeta - x)
     size = away.abs().amax(1) if ball.norm == math.inf else away.norm(dim=1)
-    reach = ball.epsilon + _SLACK_ULPS * torch.finfo(x.dtype).eps * (1 + rows(x).abs().amax(1))
+    # What rounds is of the size of x and of the move.
+    reach = ball.epsilon + _SLACK_ULPS * torch.finfo(x.dtype).eps * (1 + ball.epsilon + rows(x).abs().amax(1))
     inside = (size <= reach) & rows(zeta).isfinite().all(1)
     if bounds is not None:
         inside &= ((rows(zeta) >= bounds[0]) & (rows(zeta) <= bounds[1])).all(1)

@@ -127,6 +127,8 @@ class Config:
             problems.append("a federation trains in rounds, not in epochs: drop epochs, set rounds")
         if here and settings.get("data", "digits") not in DATA and Path(settings["data"]).exists():
             settings["data"] = str(Path(settings["data"]).absolute())  # a run may be looked at from anywhere
+        if here and settings.get("data_dir") and Path(settings["data_dir"]).exists():
+            settings["data_dir"] = str(Path(settings["data_dir"]).absolute())
         if settings.get("data") in _PAPER_DATA:
             settings.setdefault("model", "cnn")  # the paper's, on the paper's data
         if settings.get("device", "auto") == "auto":
@@ -195,8 +197,8 @@ class Config:
             ]
             if self.federation.server == "average" and own:
                 found.append(f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate")
-        if self.seed < 0:
-            found.append(f"seed must be >= 0, not {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            found.append(f"seed must be >= 0 and below 2^63, not {self.seed}")
         wild = self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius))
         if wild:
             found.append(f"radius must be finite and > 0, not {self.radius}")

@@ -105,6 +105,8 @@ def from_npz(path: Path) -> DataSet:
     if arrays["x"].ndim == 4 and arrays["x"].shape[3] in _CHANNELS and arrays["x"].shape[1] not in _CHANNELS:
         raise DataError(f"{path}: x looks like images (N, H, W, C); give (N, C, H, W): x.transpose(0, 3, 1, 2)")
     bytes_ = arrays["x"].dtype == np.uint8
+    if "x_test" in arrays and (arrays["x_test"].dtype == np.uint8) != bytes_:
+        raise DataError(f"{path}: x is {arrays['x'].dtype} and x_test {arrays['x_test'].dtype}; give both in one unit")
     whole = _samples(arrays["x"], arrays["y"], path)
     if "x_test" in arrays:
         train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path)

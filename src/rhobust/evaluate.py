@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
 from rhobust.data import Samples
-from rhobust.errors import ConfigError
+from rhobust.errors import ConfigError, DataError
 from rhobust.objective import PerSampleLoss
-from rhobust.trust import Flag, examine, falling
+from rhobust.trust import CHECKS, Flag, examine, falling, outside
 from rhobust.wasserstein import wasserstein
 
 WORST = {math.inf: "worst", 2.0: "worst-l2"}
@@ -85,12 +85,16 @@ def evaluate(
     """
     builders = {name: find_attack(name) for name in attacks}
     grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
-    wrong = [f"epsilon must be >= 0, not {epsilon}" for epsilon in grid if not epsilon >= 0]
+    wrong = [f"epsilon must be finite and >= 0, not {epsilon}" for epsilon in grid if not 0 <= epsilon < math.inf]
     wrong += [f"a budget must be finite and > 0, not {budget}" for budget in spend if not 0 < budget < math.inf]
     if not (builders and grid) and not spend:
         wrong.append("nothing to evaluate: give attacks with epsilons, or budgets for the Wasserstein attack")
+    counts = {"restarts": restarts, "batch_size": 1 if batch_size is None else batch_size}
+    wrong += [f"{name} must be at least 1, not {count}" for name, count in counts.items() if count < 1]
     if wrong:
         raise ConfigError(wrong)
+    if not len(samples):
+        raise DataError("there are no samples to evaluate on")
 
     devices = [samples.x.device] if samples.x.is_cuda else []
     with torch.random.fork_rng(devices=devices):
@@ -117,6 +121,7 @@ def evaluate(
                 done(f"wasserstein {budget:g}")
         torch.manual_seed(seed)
         flags = [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
+        flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
         if checks:
             flags += examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
     return Evaluation(len(samples), float(clean.double().mean()), cells, flags)
@@ -168,6 +173,15 @@ def _worst(grid: Sequence[float], fooled: Sequence[Tensor]) -> Tensor:
     """Whom any attack fools at each epsilon or a smaller one, (len(grid), N): a smaller ball lies in the larger."""
     any_attack = torch.stack(list(fooled)).any(0)
     return torch.stack([any_attack[[other <= epsilon for other in grid]].any(0) for epsilon in grid])
+
+
+def checks_of(attacked: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The checks that the attacks of an evaluation, as plain values, allowed for."""
+    balls = [cell for cell in attacked if cell["attack"] != "wasserstein"]
+    probed = any(cell["attack"] == WORST[math.inf] and cell["epsilon"] for cell in balls)
+    several = len({cell["epsilon"] for cell in balls}) > 1
+    made = {"grows": several or probed, "inside": bool(balls), "gradients": True}
+    return [check for check in CHECKS if made.get(check, probed)]
 
 
 def _telling(cells: Sequence[AttackedError]) -> float | None:

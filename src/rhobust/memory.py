@@ -42,7 +42,8 @@ class Memory:
 
     def keep(self, at: Tensor, moved: Tensor) -> None:
         """How far from their centers they ended."""
-        self.moves[at] = moved.to(self.moves.dtype)
+        most = torch.finfo(self.moves.dtype).max
+        self.moves[at] = moved.clamp(-most, most).to(self.moves.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on."""

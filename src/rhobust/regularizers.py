@@ -109,7 +109,7 @@ class SquaredL1(Regularizer):
     def prox(self, tensors: Sequence[Tensor], steps: Sequence[Tensor]) -> list[Tensor]:
         sizes = torch.cat([v.abs().flatten() for v in tensors])
         scales = torch.cat([step.expand(v.shape).flatten() for v, step in zip(tensors, steps, strict=True)])
-        ratios, order = torch.sort(sizes / scales, descending=True)
+        ratios, order = torch.sort((sizes / scales).nan_to_num(nan=0.0, posinf=math.inf), descending=True)  # 0 / 0 is 0
         sums = sizes[order].cumsum(0) / (1 + 2 * self.weight * scales[order].cumsum(0))  # S_k for every k
         active = int((ratios > 2 * self.weight * sums).sum())  # the condition holds for a prefix of k
         total = sums[active - 1] if active else sums.new_zeros(())

@@ -95,7 +95,7 @@ class Trainer:
         if whole is not None:
             self.engine.admit(whole.x, whole.y)
             enough = _to_one_point(self.objective.cost, whole.x)
-            if enough <= self.objective.radius:
+            if 0 < self.objective.radius >= enough:
                 observer.warned(
                     f"radius {self.objective.radius:g} pays for moving every sample to one and the same point, which "
                     f"costs {enough:.2g} on average: there is nothing left to learn. Lower it"

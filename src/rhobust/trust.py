@@ -3,6 +3,7 @@
     grows            the error does not fall as epsilon grows, and an attack free to move anywhere succeeds
     many-steps       forty steps do at least as well as one
     one-step         one step does not miss most of what forty find (training that overfits to its own attack)
+    inside           every result lies in its ball and in the box; one that does not is not counted
     gradients        the loss has a slope to climb (no saturated logits, no masked gradients)
     white-box        a search without gradients does not beat the gradients
 
@@ -26,7 +27,7 @@ from rhobust.costs import rows
 from rhobust.data import Samples
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
 
-CHECKS = ("grows", "many-steps", "one-step", "gradients", "white-box")
+CHECKS = ("grows", "inside", "many-steps", "one-step", "gradients", "white-box")
 
 _PROBES = 256  # samples that the probes look at
 _NOTABLE = 0.02  # a difference of error below this is nobody's business
@@ -51,6 +52,14 @@ def falling(name: str, grid: Sequence[float], fooled: Tensor) -> Flag | None:
             fell = f"falls from {before} at epsilon {grid[small]:g} to {after} at {grid[large]:g}"
             return Flag("grows", f"the error under {name} {fell}: the attack is too weak there")
     return None
+
+
+def outside(name: str, epsilon: float, discarded: int) -> Flag | None:
+    """The check on results that did not pass verification."""
+    if not discarded:
+        return None
+    where = f"{discarded} results of {name} at epsilon {epsilon:g} lie outside its ball or the box, or are not numbers"
+    return Flag("inside", f"{where}; they were not counted, so the error may be higher")
 
 
 def examine(
@@ -119,7 +128,7 @@ def _slope(model: nn.Module, right: Samples, loss: PerSampleLoss) -> Flag | None
         slope = objective.problem(right.x, right.y).at(right.x).slope
         with torch.no_grad():
             logits = model(right.x)
-    flat = ~(rows(slope) != 0).any(1)
+    flat = ~((rows(slope) != 0) & rows(slope).isfinite()).any(1)
     if float(flat.double().mean()) <= _FLAT:
         return None
     sure = float(logits.softmax(1).amax(1)[flat].min()) == 1

@@ -88,8 +88,8 @@ def _spend(
 ) -> tuple[Tensor, float]:
     """Bisection on log gamma between prices that overspend and prices that do not (E c falls as gamma grows).
 
-    E c may jump over the budget, so both ends count: the dearer as it is, the cheaper scaled back into the budget (a
-    squared norm scales with the square). The more harmful one is the attack.
+    E c may jump over the budget, so both ends count, each scaled back into the budget where it overspends (a squared
+    norm scales with the square). The more harmful one is the attack.
     """
     low, high = 1e-4, 1e4
     cheap, dear = at(low), at(high)
@@ -102,5 +102,9 @@ def _spend(
             cheap, low = zeta, middle
         else:
             dear, high = zeta, middle
-    within = x + min(1.0, math.sqrt(budget / max(spent(cheap), budget))) * (cheap - x)
-    return (within, low) if harm(within) >= harm(dear) else (dear, high)
+
+    def within(zeta: Tensor) -> Tensor:
+        return x + math.sqrt(budget / max(spent(zeta), budget)) * (zeta - x)
+
+    cheap, dear = within(cheap), within(dear)
+    return (cheap, low) if harm(cheap) >= harm(dear) else (dear, high)

@@ -232,3 +232,11 @@ def test_impossible_weights_are_refused(make: Callable[[float], Regularizer], we
 def test_empty_box_is_refused() -> None:
     with pytest.raises(Refused, match="lower <= upper"):
         Box(1.0, -1.0)
+
+
+def test_squared_l1_shrinks_the_others_where_zeros_rest() -> None:
+    """0 / 0 of a tensor that neither moves nor counts must not hide the rest."""
+    zeros, moving = SquaredL1(0.5).prox(
+        [torch.zeros(2), torch.tensor([2.0, 0.5])], [torch.tensor(0.0), torch.tensor(1.0)]
+    )
+    assert (zeros.tolist(), moving.tolist()) == ([0, 0], [1, 0])

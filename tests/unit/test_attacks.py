@@ -13,7 +13,7 @@ from rhobust.attacks import ATTACKS, Attack, attack, errs, find_attack
 from rhobust.certificates import certify
 from rhobust.costs import SquaredL2
 from rhobust.data import Samples
-from rhobust.errors import ConfigError, Refused
+from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.evaluate import _Bench, evaluate
 from rhobust.losses import margin
 from rhobust.search import random_squares
@@ -265,3 +265,34 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay() -> None:
     whole = evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["ifgsm"], epsilons=[0, 0.1])
     small = _Bench(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])[0]
     assert small.double().mean(1).tolist() == [whole.clean, whole.error("ifgsm", 0.1)]
+
+
+def test_an_output_that_is_not_a_number_is_no_right_answer() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    with torch.no_grad():
+        model[0].bias.fill_(math.nan)
+    x, y = torch.zeros(4, 6), torch.tensor([0, 0, 1, 2])  # argmax of NaN is 0
+    assert errs(model, x, y).all()
+    assert evaluate(model, Samples(x, y), loss=LOSS, attacks=["fgsm"], epsilons=[0.1], checks=False).clean == 1
+
+
+@pytest.mark.parametrize("budget", [1e-6, 1e-4, 1e-3])
+def test_the_wasserstein_attack_keeps_to_a_budget_that_the_dearest_price_overspends(budget: float) -> None:
+    draws = torch.Generator().manual_seed(0)
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight.copy_(3000 * torch.randn(3, 6, generator=draws))
+    x, y = torch.rand(50, 6, generator=draws) * 2 - 1, torch.randint(3, (50,), generator=draws)
+    moved = wasserstein(model, x, y, loss=LOSS, budget=budget, bounds=BOUNDS)
+    assert 0 < moved.mean_cost <= budget * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"restarts": 0}, "restarts must be at least 1"), ({"batch_size": -1}, "batch_size must be")]
+)
+def test_an_evaluation_of_nothing_is_refused(wrong: dict[str, int], said: str) -> None:
+    model, x, y = problem()
+    with pytest.raises(ConfigError, match=said):
+        evaluate(model, Samples(x, y), loss=LOSS, attacks=["pgd"], epsilons=[0.1], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no samples"):
+        evaluate(model, Samples(x[:0], y[:0]), loss=LOSS, attacks=["pgd"], epsilons=[0.1])

@@ -193,6 +193,13 @@ def test_npz_with_numbers_with_bytes_and_with_a_test_set(tmp_path: Path) -> None
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "the label -1; labels count from 0"),
         ({"x": np.eye(3), "y": np.array([2, 1, 1])}, "the labels begin with 1, and nothing is of class 0"),
         ({"x": np.eye(3), "y": np.zeros(3, dtype=int), "bounds": np.array([0, 0.5])}, "does not fit the bounds"),
+        (
+            {
+                **{"x": np.zeros((3, 2), dtype=np.uint8), "y": np.array([0, 1, 1])},
+                **{"x_test": np.zeros((3, 2)), "y_test": np.array([0, 1, 1])},
+            },
+            "x is uint8 and x_test float64; give both in one unit",
+        ),
         ({"x": np.array([{}]), "y": np.zeros(1, dtype=int)}, "cannot be read as an .npz file"),
     ],
 )

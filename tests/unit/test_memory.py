@@ -170,3 +170,9 @@ def test_fit_and_the_command_pass_it_on() -> None:
         found.append(trained.objective.model.weight.detach())
     assert not torch.equal(*found)
     assert Config.resolve({"method": "spgda", "radius": 2.0, "memory": 0.9}).memory == 0.9
+
+
+def test_a_move_beyond_half_precision_is_kept_as_far_as_that_goes() -> None:
+    memory = Memory(torch.zeros(1, 2), 1.0)
+    memory.keep(torch.tensor([0]), torch.tensor([[1e6, -1e6]]))
+    assert memory.recall(torch.tensor([0])).tolist() == [[65504.0, -65504.0]]

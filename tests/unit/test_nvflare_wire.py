@@ -25,7 +25,7 @@ from rhobust.engines.nvflare.coordinator import Coordinator
 from rhobust.engines.nvflare.jobs import job_of
 from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
 from rhobust.engines.nvflare.site import LocalData, Post, Site
-from rhobust.engines.nvflare.sites import Sites
+from rhobust.engines.nvflare.sites import Sites, _upload
 from rhobust.engines.nvflare.wire import Message, from_task, from_upload, to_task, to_upload
 from rhobust.errors import ConfigError, DataError, RunError
 
@@ -145,6 +145,31 @@ def test_who_let_a_deadline_pass_is_not_waited_for_again_and_is_tried_briefly_an
     assert isinstance(sites.ask(TASK, ["a", "b", "c"])["b"], Upload)
 
 
+def test_who_prepares_and_then_misses_every_deadline_is_waited_for_ever_less_often() -> None:
+    wires = Wires()
+    sites, waited = wires.sites(), []
+
+    def late(names: Sequence[str], function: str, argument: Message, seconds: float) -> Any:
+        wires.down = {"b": "no answer"} if function == "gradient" else {}
+        return wires(names, function, argument, seconds)
+
+    sites._call = late
+    for second in range(200):
+        wires.now = float(second)
+        sites.ask(TASK, ["a", "b", "c"])
+        waited += [second for function, names, _ in wires.calls if function == "gradient" and "b" in names]
+        wires.calls.clear()
+    assert waited == [0, 10, 30, 70, 150]
+
+
+@pytest.mark.parametrize("message", [{"x" * 10_000: 1}, {"\x1b[2J": 1}, {"problem": "\x1b[2J" + "y" * 999}])
+def test_what_a_site_says_cannot_flood_a_log_or_steer_a_terminal(message: Message) -> None:
+    found = _upload(message)
+    assert isinstance(found, str)
+    assert len(found) < 900
+    assert found.isprintable()
+
+
 def test_who_is_not_connected_is_never_called() -> None:
     wires = Wires()
     sites = wires.sites(present=["a", "c"])
@@ -185,6 +210,8 @@ def test_shares_of_one_data_set_are_disjoint_and_all_of_it() -> None:
 
 
 def test_a_path_in_a_site_file_is_seen_from_where_the_file_lies(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('data = "mnist"\ndata_dir = "here"')
+    assert LocalData.read(tmp_path / "site.toml").data_dir == str(tmp_path / "here")
     for data, path in (("digits", "digits"), ("own.npz", str(tmp_path / "own.npz")), ("/own.npz", "/own.npz")):
         (tmp_path / "site.toml").write_text(f'data = "{data}"')
         assert LocalData.read(tmp_path / "site.toml") == LocalData(path)
@@ -229,6 +256,17 @@ def test_data_that_do_not_fit_the_model_are_refused_by_the_site(
     assert len(post.samples) == math.ceil(16 / 2)
     with pytest.raises(DataError, match=said):
         Post.built(settings | wrong, local, "b")
+    with pytest.raises(DataError, match="no samples here"):
+        Post.built(settings, LocalData(local.data, share="99/99"), "b")
+
+
+def test_data_on_the_edge_of_bounds_that_float32_has_not_are_within_them(tmp_path: Path) -> None:
+    x = np.full((20, 1, 4, 4), -0.1, dtype=np.float32)
+    x[0] = 0.1
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 5)
+    config = Config.resolve({"method": "drfl", "radius": 1.0, "workers": 2, "threads": torch.get_num_threads()})
+    settings = {"config": config.to_toml(), "shape": [1, 4, 4], "classes": 5, "bounds": [-0.1, 0.1], "workers": ["a"]}
+    assert Post.built(settings, LocalData(str(tmp_path / "own.npz")), "a").number == 0
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import rhobust
 from rhobust.data import DataSet, digits
-from rhobust.evaluate import Evaluation, evaluate
+from rhobust.evaluate import Evaluation, checks_of, evaluate
 from rhobust.models import build_model
-from rhobust.trust import CHECKS, falling
+from rhobust.trust import CHECKS, falling, outside
 
 LOSS = partial(cross_entropy, reduction="none")
 
@@ -110,4 +110,43 @@ def test_an_error_that_falls_as_the_ball_grows_is_flagged_and_chance_is_not() ->
 def test_every_flag_is_a_known_check() -> None:
     models = [Misled(lambda x: torch.zeros(len(x), 1, 1, 1)), Misled(lambda x: 2 * on_the_grid(x) - 1)]
     models += [Misled(lambda x: 1 - 2 * on_the_grid(x))]
-    assert set().union(*(raised(model) for model in models)) == set(CHECKS)
+    assert set().union(*(raised(model) for model in models)) | {"inside"} == set(CHECKS)
+
+
+def test_results_that_were_not_counted_are_flagged() -> None:
+    flag = outside("pgd-l2", 0.5, 3)
+    assert flag is not None
+    assert flag.check == "inside"
+    assert flag.message.startswith("3 results of pgd-l2 at epsilon 0.5 lie outside")
+    assert outside("pgd-l2", 0.5, 0) is None
+
+
+def test_gradients_that_are_not_numbers_are_no_slope() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor) -> Tensor:
+            return slope * torch.nan
+
+    data = digits()
+    model = nn.Sequential(honest("erm"))
+    broken = type("BrokenModel", (nn.Module,), {"forward": lambda self, x: model(Broken.apply(x))})()
+    found = evaluate(broken, data.test[:40], loss=LOSS, bounds=data.bounds, attacks=["pgd-l2"], epsilons=[0.5])
+    assert {"gradients", "inside"} <= {flag.check for flag in found.flags}
+
+
+@pytest.mark.parametrize(
+    ("attacked", "made"),
+    [
+        ({"worst": [0.0, 0.1], "pgd": [0.0, 0.1]}, set(CHECKS)),
+        ({"worst": [0.0], "pgd": [0.0]}, {"inside", "gradients"}),
+        ({"worst-l2": [0.1, 0.2], "pgd-l2": [0.1, 0.2]}, {"grows", "inside", "gradients"}),
+        ({"wasserstein": [0.1, 0.2]}, {"gradients"}),
+    ],
+)
+def test_only_checks_that_were_made_are_claimed(attacked: dict[str, list[float]], made: set[str]) -> None:
+    cells = [{"attack": name, "epsilon": epsilon} for name, grid in attacked.items() for epsilon in grid]
+    assert set(checks_of(cells)) == made

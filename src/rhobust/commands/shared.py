@@ -33,8 +33,8 @@ def names(text: str) -> list[str]:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that torch would not take."""
-    if seed < 0:
-        raise ConfigError([f"seed must be >= 0, not {seed}"])
+    if not 0 <= seed < 2**63:
+        raise ConfigError([f"seed must be >= 0 and below 2^63, not {seed}"])
 
 
 def show_flags(flags: Sequence[dict[str, str]]) -> None:

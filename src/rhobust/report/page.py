@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 import rhobust
+from rhobust.evaluate import checks_of
 from rhobust.report import COMPARABLE, Report
 from rhobust.report import figures as figures
 from rhobust.report import tables as tables
@@ -22,6 +23,7 @@ from rhobust.trust import CHECKS
 # What it means that a check passed, in words.
 _PASSED = {
     "grows": "errors grow with epsilon",
+    "inside": "no result of an attack lies outside its ball or the box",
     "many-steps": "many steps find no less than one",
     "one-step": "one step does not miss most of what many find",
     "gradients": "the loss has a slope to climb",
@@ -53,7 +55,7 @@ def to_html(report: Report, out: Path) -> str:
         learning=[row for row in report.rows if row.first.config.make_method().robust],
         attack=report.strongest(),
         flags=report.flags(),
-        passed=_passed(),
+        passed=_passed(report),
         swatches=figures.swatches(report),
         charts={part: [(chart.title, Markup(chart.svg)) for chart in drawn] for part, drawn in charts.items()},
         headline=tables.headline(report),
@@ -77,7 +79,7 @@ def to_markdown(report: Report, out: Path) -> str:
     common, own = tables.settings(report)
     attacked = [part for table in tables.every_attack(report) for part in ("", *_markdown(table))]
     sections: list[tuple[str, list[str]]] = [
-        ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed()}."]),
+        ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed(report)}."]),
         ("Errors", _markdown(tables.headline(report))),
         ("Every attack", attacked[1:]),
         ("Shifts", _markdown(tables.every_shift(report))),
@@ -106,8 +108,11 @@ def _title(report: Report) -> str:
     return f"Robustness report: {', '.join(report.data)}"
 
 
-def _passed() -> str:
-    return "; ".join(_PASSED.get(check, check) for check in (*CHECKS, *COMPARABLE))
+def _passed(report: Report) -> str:
+    """Of the checks, those that every evaluation allowed for."""
+    found = [made.result for entry in report.entries for kind, made in entry.measured.items() if kind == "evaluation"]
+    made = [check for check in CHECKS if all(check in checks_of(one["attacked"]) for one in found)]
+    return "; ".join(_PASSED.get(check, check) for check in (*made, *COMPARABLE))
 
 
 def _refused(report: Report) -> list[str]:
