@@ -204,3 +204,29 @@ def test_bad_requests_get_one_clear_error_and_write_nothing(runs: list[Path], tm
     assert refused("report", runs[0], "--out", tmp_path / "r.pdf") == known
     assert refused("report", runs[0], "--format", "pdf", "--out", out) == known
     assert not out.exists()
+
+
+def test_certificates_are_compared_where_they_mean_the_same(tmp_path: Path) -> None:
+    short = ("--epochs", "1", "model=linear", "--quiet")
+    command("train", "--method", "erm", *short, "--out", tmp_path / "erm")
+    command("train", "--method", "spgd", "--radius", "3", *short, "--out", tmp_path / "own-radius")
+    command("train", "--method", "spgda", "--radius", "0.04", "cost=linf", *short, "--out", tmp_path / "other-cost")
+
+    def said(*names: str) -> str:
+        return command(
+            "report", *(tmp_path / name for name in names), "--samples", "20", "--out", tmp_path / "report.json"
+        )
+
+    assert "different" not in said("erm", "own-radius")  # each is certified at its own radius besides
+    assert "certificates: rows were measured with different cost" in said("erm", "other-cost")
+
+
+def test_a_page_of_what_was_measured_outlives_the_data(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draws.uniform(0, 1, (40, 1, 4, 4)).astype(np.float32), y=np.arange(40) % 2)
+    run = tmp_path / "run"
+    command("train", "--data", tmp_path / "own.npz", "--method", "erm", "--epochs", "1", "--quiet", "--out", run)
+    command("report", run, "--samples", "8", "--out", tmp_path / "before.html")
+    (tmp_path / "own.npz").unlink()
+    command("report", run, "--samples", "8", "--out", tmp_path / "after.html")
+    assert "so no examples are shown" in (tmp_path / "after.html").read_text()

@@ -13,6 +13,7 @@ import rhobust
 from rhobust.config import Config
 from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.measurements import (
+    RADII,
     Done,
     Kind,
     Measurement,
@@ -129,10 +130,9 @@ class Report:
                 Flag("all rows", "same data", f"rows were trained and measured on {' and on '.join(self.data)}")
             )
         for kind in get_args(Kind):
-            made = [
-                (row.name, entry.measured[kind]) for row in self.rows for entry in row.entries if kind in entry.measured
+            asked = [
+                (row.name, _asked(entry, kind)) for row in self.rows for entry in row.entries if kind in entry.measured
             ]
-            asked = [(name, {**one.settings, "samples": one.result.get("samples")}) for name, one in made]
             for key in dict.fromkeys(key for _, settings in asked for key in settings):
                 values: dict[str, dict[str, None]] = {}
                 for name, settings in asked:
@@ -150,6 +150,17 @@ class Report:
             "flags": [asdict(flag) for flag in self.flags()],
             "rows": [{"name": row.name, "runs": [entry.to_json() for entry in row.entries]} for row in self.rows],
         }
+
+
+def _asked(entry: Entry, kind: Kind) -> dict[str, Any]:
+    """How an entry was measured, as far as others must have been measured so, too."""
+    one = entry.measured[kind]
+    found = {**one.settings, "samples": one.result.get("samples")}
+    if kind == "certificates":  # at its own radius besides, and in balls of its own cost
+        own = entry.config.radius
+        found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in RADII]
+        found["cost"] = entry.config.cost
+    return found
 
 
 def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None) -> Report:
