@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(partial, path)  # noqa: PTH105 (one system call, the atomic one)
     finally:
         partial.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with suppress(OSError):  # the file is there; that its name survives a power cut is more than some systems offer
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -34,6 +34,9 @@ _PASSED = {
 }
 
 
+_SPREAD = "± is half of what lies between the highest and the lowest seed."
+
+
 def to_html(report: Report, out: Path) -> str:
     """One file that needs no other and no network."""
     template = jinja2.Environment(
@@ -80,7 +83,7 @@ def to_markdown(report: Report, out: Path) -> str:
     attacked = [part for table in tables.every_attack(report) for part in ("", *_markdown(table))]
     sections: list[tuple[str, list[str]]] = [
         ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed(report)}."]),
-        ("Errors", _markdown(tables.headline(report))),
+        ("Errors", [*_markdown(tables.headline(report)), "", _SPREAD]),
         ("Every attack", attacked[1:]),
         ("Shifts", _markdown(tables.every_shift(report))),
         ("Certificates", _markdown(tables.certificates(report))),
@@ -143,9 +146,10 @@ def _markdown(table: Table | None) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown takes as it is: no markup, no cell or line ends.
+    """Text that stays in its cell and its line of Markdown, and is no HTML.
 
     >>> _plain("a|b <script>")
     'a\\\\|b &lt;script>'
     """
-    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())
+    kept = text.replace("\\", "\\\\").replace("|", "\\|")  # a backslash of its own must not free the bar
+    return " ".join(kept.replace("&", "&amp;").replace("<", "&lt;").split())
