@@ -38,10 +38,11 @@ from rhobust.evaluate import WORST, evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.objective import RobustObjective, undisturbed
+from rhobust.observer import Observer
 from rhobust.reproduction.mps import shared_card
 from rhobust.runner import engine_of
 from rhobust.runs import rho_eff
-from rhobust.trainer import Observer, Trainer, seeded
+from rhobust.trainer import Trainer, seeded
 
 RESULTS = Path(__file__).parents[1] / "results" / "one-gradient.json"
 DATA, SEEDS, EPOCHS = ("mnist", "fashion-mnist"), (0, 1, 2), 30

@@ -14,12 +14,12 @@ from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.methods import methods
+from rhobust.observer import Observer
 from rhobust.progress import TrainingProgress
 from rhobust.report import gather, tables
 from rhobust.report.page import to_html
 from rhobust.runner import train_run
 from rhobust.runs import Run
-from rhobust.trainer import Observer
 
 
 @dataclass(frozen=True)

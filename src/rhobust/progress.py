@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
-from rhobust.trainer import Observer
+from rhobust.observer import Observer
 
 
 def say(console: Console, message: str) -> None:

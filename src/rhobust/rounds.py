@@ -10,8 +10,8 @@ from typing import Any
 from rhobust.engines.federated import FederatedRecord, Server, Stream, Task, Upload
 from rhobust.interrupts import deferred_signals
 from rhobust.objective import RobustObjective
+from rhobust.observer import Observer
 from rhobust.runs import Run
-from rhobust.trainer import Observer
 
 Judge = Callable[[], dict[str, float]]
 """Test errors of the server's model, by name."""

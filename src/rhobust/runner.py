@@ -20,13 +20,14 @@ from rhobust.evaluate import evaluate
 from rhobust.federation import Federation
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
+from rhobust.observer import Observer
 from rhobust.optim import adam
 from rhobust.partitions import partition
 from rhobust.rounds import Rounds, Workers
 from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.toml import read_toml
-from rhobust.trainer import Observer, Trainer, compose, seeded
+from rhobust.trainer import Trainer, compose, seeded
 
 # What a look at the test error in the middle of a federated training costs: these attacks, on so many samples.
 _LOOK = (("ifgsm", "pgd"), 0.1, 1000)

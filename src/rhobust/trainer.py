@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,24 +21,12 @@ from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.methods import Method, find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.observer import Observer, Warner
 from rhobust.optim import GammaRule, ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
 from rhobust.runs import Run, rho_eff
 
 _LOOKED_AT = 1000  # samples
-
-
-class Observer:
-    """Watches a training. This one looks away; `progress.TrainingProgress` draws a bar."""
-
-    def started(self, steps: int | None, start: int, radius: float | None) -> None:
-        """Before the first step: how many there are in all, if known, and how many are already done."""
-
-    def stepped(self, record: Record) -> None:
-        """After each step."""
-
-    def warned(self, message: str) -> None:
-        """Something was put right that the user should know of."""
 
 
 @dataclass
@@ -162,13 +149,6 @@ def _to_one_point(cost: Cost, x: Tensor) -> float:
     x = x[:_LOOKED_AT]
     points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
     return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
-
-
-class Warner(Observer):
-    """Hands on what the user should know as Python's warnings."""
-
-    def warned(self, message: str) -> None:
-        warnings.warn(message, stacklevel=4)  # from the caller of `fit`
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluate import evaluate
 from rhobust.losses import cross_entropy
+from rhobust.observer import Observer
 from rhobust.runner import train_run
 from rhobust.runs import Run
-from rhobust.trainer import Observer
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")
 PARAMETERS = 64 * 10 + 10  # of the linear model on the digits

@@ -12,9 +12,9 @@ import pytest
 import rhobust
 from rhobust.config import Config
 from rhobust.errors import RunError
+from rhobust.observer import Observer
 from rhobust.runner import train_run
 from rhobust.runs import Run, rho_eff
-from rhobust.trainer import Observer
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 

@@ -18,7 +18,8 @@ from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
-from rhobust.trainer import Observer, Trainer, compose
+from rhobust.observer import Observer
+from rhobust.trainer import Trainer, compose
 
 DATA = Samples(
     torch.randn(48, 4, generator=torch.Generator().manual_seed(0)),

@@ -22,6 +22,7 @@ from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.environment import environment
 from rhobust.errors import RhobustError
+from rhobust.observer import Observer
 from rhobust.partitions import partition
 from rhobust.reproduction.experiments import FIGURES, Scale
 from rhobust.rounds import Rounds
@@ -29,7 +30,7 @@ from rhobust.runner import engine_of, federation_of, server_of, train_run, work_
 from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.trained import load
-from rhobust.trainer import Observer, seeded
+from rhobust.trainer import seeded
 
 _FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
 _DEADLINE = 120.0  # seconds: ten sites may share a few cores

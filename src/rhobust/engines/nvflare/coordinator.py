@@ -19,10 +19,11 @@ from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
 from rhobust.files import write_json
+from rhobust.observer import Observer
 from rhobust.runner import carry_on, rounds_of, server_of
 from rhobust.runs import Run
 from rhobust.toml import read_toml
-from rhobust.trainer import Observer, seeded
+from rhobust.trainer import seeded
 
 FINISHED, STOPPED = "finished", "stopped"
 

@@ -25,9 +25,9 @@ from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
 from rhobust.engines.nvflare.site import Site
 from rhobust.errors import RhobustError
 from rhobust.files import write_atomically
+from rhobust.observer import Observer
 from rhobust.runner import federation_of
 from rhobust.runs import Run
-from rhobust.trainer import Observer
 
 _LOGIN = 10.0  # seconds to reach the server
 _LOOK = 2.0  # seconds between two looks at who is there
