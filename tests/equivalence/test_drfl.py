@@ -117,6 +117,25 @@ def test_in_single_precision_too() -> None:
     assert away(*found) < 1e-6
 
 
+def test_a_model_that_draws_draws_from_its_workers_streams() -> None:
+    """So a resumed round is the same round, whatever else was drawn meanwhile."""
+    config = Config.resolve({"method": "drfl", "radius": 1, "workers": 5, "model": "mlp", "optimizer": "sgd"})
+    whole, found = load_data("digits"), []
+    for seed in (1, 2):
+        ends = [_digits_engine(config) for _ in range(2)]
+        for end in ends:
+            end.objective.model.append(torch.nn.Dropout(0.5))
+        workers = Simulation(
+            ends[1].objective, whole.train, partition("iid", whole.train.y, 5, 0), LocalWork(16), classes=10
+        )
+        server = Server(ends[0].objective, ends[0].optimizer, Mean())
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            workers.round(server, workers.names)
+        found.append(theta_gamma(server))
+    assert torch.equal(*found)
+
+
 def _digits_engine(config: Config) -> Any:
     from rhobust.runner import engine_of
 

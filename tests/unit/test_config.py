@@ -153,3 +153,9 @@ def test_a_wild_radius_is_told_of_once() -> None:
     with pytest.raises(ConfigError) as caught:
         Config.resolve({"method": "spgd", "radius": -2.0})
     assert caught.value.problems == ["radius must be finite and > 0, not -2.0"]
+
+
+def test_where_the_data_lie_is_kept_from_the_root_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert Config.resolve({"method": "erm", "data_dir": "here"}).data_dir == str(tmp_path / "here")

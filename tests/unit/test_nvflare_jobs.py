@@ -1,0 +1,78 @@
+"""A training that is followed from outside: whose run is resumed, which rounds are shown, how long a stop may take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rhobust.config import Config
+from rhobust.engines.federated import FederatedRecord
+from rhobust.engines.nvflare import jobs
+from rhobust.engines.nvflare.coordinator import stop_file
+from rhobust.engines.nvflare.jobs import Submission
+from rhobust.engines.nvflare.kits import FederationError
+from rhobust.observer import Observer
+from rhobust.runs import Run
+
+
+class Seen(Observer):
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def stepped(self, record: Any) -> None:
+        self.rounds.append(record.step)
+
+
+def submission(path: Path, observer: Observer | None = None) -> Submission:
+    kits: Any = SimpleNamespace(sites=["a", "b", "c"], path=path)
+    return Submission(kits, path, 30.0, observer or Observer())
+
+
+def line(step: int) -> bytes:
+    record = FederatedRecord(step, 0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1, 3, {}, 0, 0)
+    return json.dumps(asdict(record)).encode() + b"\n"
+
+
+@pytest.mark.parametrize("given", [{"workers": 3}, {"workers": 5, "partition": "sites"}])
+def test_a_run_of_another_federation_is_not_resumed(tmp_path: Path, given: dict[str, Any]) -> None:
+    config = Config.resolve({"method": "drfl", "radius": 1, **given}, here=False)
+    with pytest.raises(FederationError, match="here are 3 sites with data of their own"):
+        submission(tmp_path)._check(Run(tmp_path), config)
+
+
+def test_its_own_run_is(tmp_path: Path) -> None:
+    config = Config.resolve({"method": "drfl", "radius": 1, "workers": 3, "partition": "sites"}, here=False)
+    submission(tmp_path)._check(Run(tmp_path), config)
+
+
+def test_metrics_that_were_cut_back_and_grew_again_are_read_from_a_whole_line(tmp_path: Path) -> None:
+    seen, run = Seen(), Run(tmp_path)
+    follower = submission(tmp_path, seen)
+    run.metrics_path.write_bytes(line(0) + line(1))
+    follower._show(run)
+    other = line(1).replace(b"1.0", b"1.25", 1)  # longer than what was there
+    run.metrics_path.write_bytes(line(0) + other + line(2))
+    follower._show(run)
+    assert seen.rounds == [0, 1, 2]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_stop_waits_for_the_round_before_the_job_is_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    report, now, aborted = tmp_path / "report.json", [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if answers and now[0] > 50:  # a round of 50 s, of a deadline of 60
+            report.write_text('{"outcome": "stopped"}')
+
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    jobs._stop(SimpleNamespace(abort_job=aborted.append), "job", report, 60.0)  # type: ignore[arg-type]
+    assert aborted == ([] if answers else ["job"])
+    assert not stop_file(report).exists()
