@@ -24,6 +24,9 @@ from rhobust.regularizers import NoRegularizer, Regularizer
 Metric = Callable[[dict[str, Any], dict[str, Any], Tensor], Tensor]
 """(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step."""
 
+Known = list[tuple[dict[str, Any], dict[str, Any]]]
+"""What the optimizer knows of each parameter: (its state, its group)."""
+
 
 class GammaRule(ABC):
     """How gamma answers to its gradient rho - E c. `lr` may be scheduled like any learning rate."""
@@ -142,6 +145,29 @@ def adam(model: torch.nn.Module, lr: float = 1e-3) -> Adam:
     return Adam(model.parameters(), lr=lr, fused=on_gpu or None, capturable=on_gpu)
 
 
+def _shrunk(regularizer: Regularizer, metric: Metric, thetas: list[Tensor], known: Known) -> list[Tensor]:
+    """theta after the prox, in the metric that the optimizer has after its step."""
+    steps = [metric(state, group, theta) for theta, (state, group) in zip(thetas, known, strict=True)]
+    return regularizer.prox(thetas, steps)
+
+
+def _residuals(
+    regularizer: Regularizer, thetas: list[Tensor], gradients: list[Tensor], known: Known
+) -> tuple[Tensor, ...]:
+    """(theta - prox_{alpha r}(theta - alpha g)) / alpha for each theta."""
+    # Where alpha is 0, at the start of a warm-up, the tiniest there is: not 0 / 0.
+    alphas = [
+        _scalar(group["lr"], theta).clamp_min(torch.finfo(theta.dtype).tiny)
+        for theta, (_, group) in zip(thetas, known, strict=True)
+    ]
+    stepped = [theta - alpha * g for theta, alpha, g in zip(thetas, alphas, gradients, strict=True)]
+    moves = [theta - after for theta, after in zip(thetas, regularizer.prox(stepped, alphas), strict=True)]
+    return torch._foreach_div(moves, alphas)
+
+
+_fused_shrunk, _fused_residuals = fusible(_shrunk), fusible(_residuals)
+
+
 class ProximalOptimizer(Optimizer):
     """Wraps a torch optimizer over theta: its step, then the prox of r in its own metric, then gamma.
 
@@ -222,11 +248,19 @@ class ProximalOptimizer(Optimizer):
     def _prox_step(self) -> None:
         if isinstance(self.regularizer, NoRegularizer):
             return
-        groups = self.base.param_groups
-        moved = [(theta, group) for group in groups for theta in group["params"] if theta.grad is not None]
-        steps = [self._metric(self.base.state[theta], group, theta) for theta, group in moved]
-        for (theta, _), shrunk in zip(moved, self.regularizer.prox([theta for theta, _ in moved], steps), strict=True):
-            theta.copy_(shrunk)
+        thetas, _, known = self._moved()
+        shrunk = _fused_shrunk if self.regularizer.separable else _shrunk
+        torch._foreach_copy_(thetas, shrunk(self.regularizer, self._metric, thetas, known))
+
+    def _moved(self) -> tuple[list[Tensor], list[Tensor], Known]:
+        """The parameters that have a gradient, their gradients, and what is known of them."""
+        found = [
+            (theta, theta.grad, (self.base.state.get(theta, {}), group))
+            for group in self.base.param_groups
+            for theta in group["params"]
+            if theta.grad is not None
+        ]
+        return [theta for theta, _, _ in found], [g for _, g, _ in found], [known for _, _, known in found]
 
     def _gamma_step(self) -> None:
         objective, gamma = self.objective, self.objective.gamma
@@ -243,21 +277,11 @@ class ProximalOptimizer(Optimizer):
         The distance to stationarity of Theorems 1-2 (for r = 0, the gradient's norm); call it before `step()`. Gamma's
         own distance shows in E c against rho.
         """
+        thetas, gradients, known = self._moved()
         if isinstance(self.regularizer, NoRegularizer):  # theta - (theta - alpha g) would only add rounding
-            gradients = [theta.grad for group in self.base.param_groups for theta in group["params"]]
-            return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-        moved = [
-            (theta, _scalar(group["lr"], theta).clamp_min(torch.finfo(theta.dtype).tiny))  # 0 / 0 where it rests
-            for group in self.base.param_groups
-            for theta in group["params"]
-            if theta.grad is not None
-        ]
-        alphas = [alpha for _, alpha in moved]
-        stepped = self.regularizer.prox([theta - alpha * theta.grad for theta, alpha in moved], alphas)
-        residuals = [
-            ((theta - after) / alpha).square().sum() for (theta, alpha), after in zip(moved, stepped, strict=True)
-        ]
-        return torch.stack(residuals).sum().sqrt()
+            return torch.nn.utils.get_total_norm(gradients)
+        residuals = _fused_residuals if self.regularizer.separable else _residuals
+        return torch.nn.utils.get_total_norm(residuals(self.regularizer, thetas, gradients, known))
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state and gamma's; gamma itself is in the objective's state."""

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ _NEWTON_STEPS = 30
 
 class Regularizer(ABC):
     """r(theta) >= 0, convex, with a prox that can be computed."""
+
+    separable: ClassVar[bool] = False
+    """Whether each coordinate is shrunk by itself: such a prox is a kernel, where kernels are fused."""
 
     @abstractmethod
     def value(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -64,6 +68,8 @@ class ElasticNet(Regularizer):
     [tensor([1., -0.])]
     """
 
+    separable = True
+
     l1: float
     l2: float
 
@@ -74,7 +80,9 @@ class ElasticNet(Regularizer):
         return torch.stack([self.l1 * v.abs().sum() + self.l2 * v.square().sum() for v in tensors]).sum()
 
     def prox(self, tensors: Sequence[Tensor], steps: Sequence[Tensor]) -> list[Tensor]:
-        return [_soft(v, self.l1 * step) / (1 + 2 * self.l2 * step) for v, step in zip(tensors, steps, strict=True)]
+        soft = [_soft(v, self.l1 * step) for v, step in zip(tensors, steps, strict=True)]
+        # A division of lists: where kernels are fused, what led to it is fused with it, one kernel for all tensors.
+        return list(torch._foreach_div(soft, [1 + 2 * self.l2 * step for step in steps]))
 
 
 def L1(weight: float) -> ElasticNet:
@@ -170,6 +178,8 @@ class Box(Regularizer):
     >>> Box(-1.0, 1.0).prox([torch.tensor([2.0, -0.5])], [torch.tensor(0.1)])
     [tensor([ 1.0000, -0.5000])]
     """
+
+    separable = True
 
     lower: float
     upper: float

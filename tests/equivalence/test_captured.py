@@ -176,6 +176,7 @@ def test_a_learning_rate_that_changes_is_felt_by_captured_steps(every: int) -> N
     assert close(captured, eager, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 def test_what_is_fused_does_not_depend_on_the_batch_that_comes_first() -> None:
     fused: list[str] = []
 

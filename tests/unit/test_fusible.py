@@ -89,7 +89,8 @@ def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
     words = {"method": "spgda", "radius": 0.04, "cost": "linf", "cap": 0.3, "noise": 0.3, "steps": [1, 3]}
-    config, data = Config.resolve({"data": "digits", "model": "linear", **words}), load_data("digits")
+    words |= {"data": "digits", "model": "linear", "regularizer": "elastic-net:1e-4,1e-3"}
+    config, data = Config.resolve(words), load_data("digits")
     x, y = data.train.x[:16], data.train.y[:16]
     found = []
     for fused in (False, True):
