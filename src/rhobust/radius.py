@@ -30,6 +30,7 @@ NORMS = ("inf", "2")
 _EXACT = 2_000  # samples a side that are transported exactly without being asked: about two seconds
 _LARGEST = 10_000  # ... and if asked: minutes, and a matrix of 0.8 GB
 _REPEATS = 5  # disjoint subsamples, so that their spread is an honest error
+_CHANCE = 2.776  # standard errors that hold 95 % of chance: Student's t for a mean of five, not the 2 of a large sample
 _DRAWN = 1_000  # samples in each at most: in many dimensions the cost hardly depends on it
 _DIRECTIONS, _POINTS = 64, 4_096  # projected, or looked at, at a time: this bounds the memory
 
@@ -68,6 +69,11 @@ class Comparison:
     """Cost between two disjoint subsamples of the first: what no drift looks like."""
     excess: Estimate
     """drifted - baseline, repeat by repeat. For a translation by v its mean is ||v||^2 under squared l2."""
+
+    @property
+    def drift(self) -> int:
+        """1 or -1, the sign of the excess, where it is more than chance (95 %, Student's t); else 0."""
+        return 0 if abs(self.excess.value) <= _CHANCE * self.excess.error else (1 if self.excess.value > 0 else -1)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,18 @@ def test_no_drift_has_no_excess() -> None:
     assert abs(held.excess.value) < 3 * held.excess.error
 
 
+def test_no_drift_is_called_one_five_times_in_a_hundred() -> None:
+    # Two standard errors, which are right for a large sample, would do so eleven times.
+    called = []
+    for seed in range(200):
+        draws = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(80, 2, generator=draws), torch.randn(40, 2, generator=draws)
+        found = transport_cost(x, y, SquaredL2(), "exact", seed).comparison
+        assert found is not None
+        called.append(found.drift != 0)
+    assert 0.02 < sum(called) / len(called) < 0.08
+
+
 def test_a_fading_has_a_cost_but_no_excess_unless_sliced() -> None:
     """x -> 0.8 x costs 0.04 E ||x||^2 on the same samples; but fresh faded samples are *nearer* than fresh ones."""
     x = normal(1000, 20)

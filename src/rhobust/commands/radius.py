@@ -144,18 +144,17 @@ def _verdict(found: Transport) -> str:
     """What may be read from the numbers."""
     if found.comparison is None:
         return "too few samples to tell a drift from chance: the cost above holds both"
-    excess = found.comparison.excess
-    if excess.value > 2 * excess.error:
+    if found.comparison.drift > 0:
         return (
-            f"rho to start from: {excess.value:.4g}, the excess: right for a shift, too small for a drift that also "
+            f"rho to start from: {found.comparison.excess.value:.4g}, the excess: right for a shift, too small for a drift that also "
             "draws samples together, too large for one that scatters them"
         )
-    if excess.value < -2 * excess.error:
+    if found.comparison.drift < 0:
         return (
             "the sample is nearer than one without drift would be: it is less spread out, and the excess says nothing; "
             "transport the same samples before and after the drift, or use --method sliced"
         )
-    return "the excess is within two standard errors of none: no drift can be told from these samples"
+    return "the excess is within what chance makes of so few subsamples (95 %): no drift can be told from these samples"
 
 
 def _show_covering(found: Covering, settings: dict[str, Any]) -> None:
