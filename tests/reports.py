@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.config import Config
+from rhobust.files import write_json
+from rhobust.measurements import sealed
 from rhobust.runner import train_run
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -25,3 +27,8 @@ def tiny_runs(directory: Path) -> list[Path]:
     for name, settings in SETTINGS.items():
         train_run(directory / name, Config.resolve(shared, settings))
     return [directory / name for name in SETTINGS]
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """A measurement as if it had come out like this."""
+    write_json(path, sealed(content))

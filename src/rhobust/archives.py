@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,11 @@ class Archive:
     def _find(self, part: str, dimensions: int, directory: Path | None) -> Path:
         """The file in the given directory or the cache; fetched into the cache where it is in neither."""
         name = f"{part}-idx{dimensions}-ubyte"
-        places = [folder / self.name for folder in (directory, cache()) if folder is not None]
-        for place in places:
-            for candidate in (place / name, place / f"{name}.gz"):
-                if candidate.is_file():
-                    return candidate
-        return self._download(part, f"{name}.gz", places)
+        given = [] if directory is None else [directory / self.name]
+        if found := _first(given, name):  # before there need be a cache
+            return found
+        places = [*given, cache() / self.name]
+        return _first(places, name) or self._download(part, f"{name}.gz", places)
 
     def _download(self, part: str, name: str, places: list[Path]) -> Path:
         problems = []
@@ -86,9 +86,21 @@ class Archive:
         )
 
 
+def _first(places: Sequence[Path], name: str) -> Path | None:
+    """The file, plain or compressed."""
+    candidates = (candidate for place in places for candidate in (place / name, place / f"{name}.gz"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
 def cache() -> Path:
     """Where downloads are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rhobust"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rhobust"
+    except RuntimeError:  # a container's user may have none
+        raise DataError(
+            "this user has no home directory to keep downloads in; set XDG_CACHE_HOME to a directory for them, or "
+            "RHOBUST_DATA to one that has the data"
+        ) from None
 
 
 def fetch(address: str) -> bytes:

@@ -6,14 +6,14 @@
     audit.json            the referee's errors beside ours                              (`rhobust audit`)
 
 Each holds the settings it was made with, the environment, and the digest of the model it speaks of: what was measured
-of another model does not count.
+of another model does not count. A checksum tells numbers that were measured from numbers that were edited.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,8 +52,15 @@ class Measurement:
     result: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The result flat, beside what it depends on."""
-        return {"model": self.model, "settings": self.settings, "environment": self.environment, **self.result}
+        """The result flat, beside what it depends on, sealed."""
+        depends = {"model": self.model, "settings": self.settings, "environment": self.environment}
+        return sealed({**depends, **self.result})
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """With the checksum of all else that it says."""
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "checksum"}))  # as it is read
+    return {**plain, "checksum": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
 def kept(run: Run, kind: Kind) -> Measurement | None:
@@ -63,10 +70,12 @@ def kept(run: Run, kind: Kind) -> Measurement | None:
         return None
     try:
         result = json.loads(path.read_text())
-        model, settings, environment_ = (result.pop(key) for key in ("model", "settings", "environment"))
+        if sealed(result) != result:
+            raise ValueError
+        model, settings, environment_, _ = (result.pop(key) for key in ("model", "settings", "environment", "checksum"))
         made = Measurement(str(model), dict(settings), dict(environment_), result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RunError(f"{path} is damaged; delete it and measure again") from None
+        raise RunError(f"{path} is damaged, or was edited; delete it and measure again") from None
     return made if made.model == _digest(run) else None
 
 

@@ -1,6 +1,7 @@
 """Whatever bytes lie where a file should be: a named error or sound content, soon, and in little memory."""
 
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -32,7 +33,7 @@ from rhobust.config import Config
 from rhobust.data import DataSet, from_folder, from_npz, load_data
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.files import _digest, read_state, write_state
-from rhobust.measurements import kept
+from rhobust.measurements import kept, sealed
 from rhobust.methods import methods
 from rhobust.runner import train_run
 from rhobust.runs import Run
@@ -615,7 +616,8 @@ def test_the_environment_is_for_people_to_read(run: Run) -> None:
     assert rhobust.load(run.path).config == run.config()
 
 
-MEASURED = json.dumps({"model": "m", "settings": {"seed": 0}, "environment": {"torch": "2"}, "error": [0.1]}).encode()
+CONTENT = {"model": "m", "settings": {"seed": 0}, "environment": {"torch": "2"}, "error": [0.1]}
+MEASURED = json.dumps(sealed(CONTENT)).encode()
 
 
 def test_a_spoilt_measurement(run: Run) -> None:
@@ -628,6 +630,18 @@ def test_a_spoilt_measurement(run: Run) -> None:
         assert either(lambda: kept(run, "evaluation"), RunError, path) is None  # damaged, or of another model
 
     law()
+
+
+@pytest.mark.parametrize("edited", [{"error": [0.0]}, {"settings": {}}, {"more": 1}, *({key: ...} for key in CONTENT)])
+def test_a_measurement_that_was_edited_is_none(run: Run, edited: dict[str, Any]) -> None:
+    path = run.path / "evaluation.json"
+    content = sealed(CONTENT | {"model": hashlib.sha256(run.model_path.read_bytes()).hexdigest()})
+    path.write_text(json.dumps(content))
+    assert kept(run, "evaluation") is not None
+    changed = {key: value for key, value in (content | edited).items() if value is not ...}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(RunError, match=r"evaluation\.json is damaged, or was edited"):
+        kept(run, "evaluation")
 
 
 def test_a_measurement_nested_too_deep(run: Run) -> None:

@@ -53,6 +53,19 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def test_a_user_without_a_home_needs_none_where_the_data_are_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert TINY.load("train", lay(tmp_path))[1].tolist() == [3, 1, 4, 1, 5]
+    with pytest.raises(DataError, match="no home directory to keep downloads in; set XDG_CACHE_HOME"):
+        TINY.load("train", tmp_path / "elsewhere")
+
+
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_real_data_are_what_the_world_knows_them_to_be(name: str) -> None:
     if not (REAL / name).is_dir():

@@ -144,12 +144,13 @@ def _verdict(found: Transport) -> str:
     """What may be read from the numbers."""
     if found.comparison is None:
         return "too few samples to tell a drift from chance: the cost above holds both"
-    if found.comparison.drift > 0:
+    compared = found.comparison
+    if compared.drift > 0:
         return (
-            f"rho to start from: {found.comparison.excess.value:.4g}, the excess: right for a shift, too small for a drift that also "
-            "draws samples together, too large for one that scatters them"
+            f"rho to start from: {compared.excess.value:.4g}, the excess: right for a shift, too small for a drift "
+            "that also draws samples together, too large for one that scatters them"
         )
-    if found.comparison.drift < 0:
+    if compared.drift < 0:
         return (
             "the sample is nearer than one without drift would be: it is less spread out, and the excess says nothing; "
             "transport the same samples before and after the drift, or use --method sliced"
