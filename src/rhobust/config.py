@@ -197,8 +197,7 @@ class Config:
             ]
             if self.federation.server == "average" and own:
                 found.append(f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate")
-        if not 0 <= self.seed < 2**63:
-            found.append(f"seed must be >= 0 and below 2^63, not {self.seed}")
+        found += seed_problems(self.seed)
         wild = self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius))
         if wild:
             found.append(f"radius must be finite and > 0, not {self.radius}")
@@ -257,6 +256,11 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average", "memory"), float),
 }
+
+
+def seed_problems(seed: int) -> list[str]:
+    """What is wrong with a seed: torch takes no others."""
+    return [] if 0 <= seed < 2**63 else [f"seed must be >= 0 and below 2^63, not {seed}"]
 
 
 def _knob_kind(knob: str) -> type:

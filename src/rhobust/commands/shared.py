@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rhobust.config import seed_problems
 from rhobust.errors import ConfigError
 from rhobust.progress import say
 from rhobust.runs import Run
@@ -33,8 +34,8 @@ def names(text: str) -> list[str]:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that torch would not take."""
-    if not 0 <= seed < 2**63:
-        raise ConfigError([f"seed must be >= 0 and below 2^63, not {seed}"])
+    if problems := seed_problems(seed):
+        raise ConfigError(problems)
 
 
 def show_flags(flags: Sequence[dict[str, str]]) -> None:
