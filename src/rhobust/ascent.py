@@ -23,7 +23,7 @@ from torch import Tensor
 from rhobust.costs import per_sample, rows
 from rhobust.errors import Refused
 from rhobust.margin import ErrorAscent, MarginAscent, error_length, margin_length
-from rhobust.maximizer import Climb, Maximizer, Step, check_positive, maximize
+from rhobust.maximizer import Climb, Maximizer, Step, check_size, maximize
 from rhobust.oracle import Oracle
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
@@ -82,11 +82,10 @@ class Ball(Climb):
     def __post_init__(self) -> None:
         if self.norm not in (2, math.inf):
             raise Refused(f"a ball has norm 2 or infinity, not {self.norm}")
-        if not self.epsilon >= 0:
-            raise Refused(f"epsilon must be >= 0, not {self.epsilon}")
+        check_size("epsilon", self.epsilon, zero=True)
         super().__post_init__()
         if self.step_size is not None:
-            check_positive("step_size", self.step_size)
+            check_size("step_size", self.step_size)
 
     def start(self, problem: Problem) -> Tensor:
         z = problem.z
@@ -134,7 +133,7 @@ class PenalizedAscent(Climb):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eta is not None:
-            check_positive("eta", self.eta)
+            check_size("eta", self.eta)
 
     def start(self, problem: Problem) -> Tensor:
         return problem.z

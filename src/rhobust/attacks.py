@@ -196,13 +196,15 @@ def mistaken(output: Tensor, y: Tensor) -> Tensor:
     return (output.argmax(1) != y) | output.isnan().any(1)
 
 
-def verified(x: Tensor, zeta: Tensor, ball: Ball, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
-    """Results outside ball or box put back to x, and their number."""
-    away = rows(zeta - x)
-    size = away.abs().amax(1) if ball.norm == math.inf else away.norm(dim=1)
-    # What rounds is of the size of x and of the move.
-    reach = ball.epsilon + _SLACK_ULPS * torch.finfo(x.dtype).eps * (1 + ball.epsilon + rows(x).abs().amax(1))
-    inside = (size <= reach) & rows(zeta).isfinite().all(1)
+def verified(x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
+    """Results outside ball (where there is one) or box put back to x, and their number."""
+    inside = rows(zeta).isfinite().all(1)
+    if ball is not None:
+        away = rows(zeta - x)
+        size = away.abs().amax(1) if ball.norm == math.inf else away.norm(dim=1)
+        # What rounds is of the size of x and of the move.
+        reach = ball.epsilon + _SLACK_ULPS * torch.finfo(x.dtype).eps * (1 + ball.epsilon + rows(x).abs().amax(1))
+        inside &= size <= reach
     if bounds is not None:
         inside &= ((rows(zeta) >= bounds[0]) & (rows(zeta) <= bounds[1])).all(1)
     return torch.where(per_sample(inside, x), zeta, x), int((~inside).sum())

@@ -102,12 +102,18 @@ class LoaderBatches(Batches):
             return None
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        index = -1
         for index, batch in enumerate(self.loader):
             if index >= skip:
                 if not (isinstance(batch, tuple | list) and len(batch) == 2):
                     raise DataError(f"the DataLoader must give pairs (x, y), not {type(batch).__name__}")
                 x, y = batch
                 yield Batch(x.to(self.device), y.to(self.device))
+        if index < 0:
+            raise DataError(
+                f"the DataLoader gives no batch in epoch {number}: nothing to learn from. With drop_last=True it drops "
+                "a batch that is not full"
+            )
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
@@ -120,7 +126,9 @@ def batches_of(data: object, batch_size: int | None, seed: int, device: torch.de
         if batch_size is not None:
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
         return LoaderBatches(data, device)
-    batch_size = batch_size or _BATCH_SIZE
+    batch_size = _BATCH_SIZE if batch_size is None else batch_size
+    if batch_size < 1:
+        raise DataError(f"batch_size must be at least 1, not {batch_size}")
     if isinstance(data, Dataset):
         return DatasetBatches(data, batch_size, seed, device)
     if isinstance(data, Samples):

@@ -26,7 +26,7 @@ from rhobust.ascent import Identity
 from rhobust.costs import Cost, SquaredL2
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
-from rhobust.maximizer import check_count, check_positive
+from rhobust.maximizer import check_count, check_size
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
 from rhobust.problem import Problem
 from rhobust.sups import AscentSup, LinearSup, cost_at, curvature_bound, linear_sup, loss_at
@@ -111,7 +111,7 @@ def certify(
     _check_request(radii, cost, curvature)
     check_batch(samples.x, samples.y)
     check_count("batch_size", batch_size)
-    check_positive("accuracy", 1.0 if accuracy is None else accuracy)
+    check_size("accuracy", 1.0 if accuracy is None else accuracy, infinite=True)
     objective = RobustObjective(model, loss, radius=0.0, cost=cost, maximizer=Identity(), bounds=bounds)
     parts = list(zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True))
     for x, y in parts:

@@ -162,7 +162,7 @@ class Config:
         if chosen and (problem := chosen.radius_problem(self.radius)):
             found.append(problem.replace(f"'{chosen.name}'", f"'{self.name}'"))  # as the user calls it
         if chosen and not chosen.robust and self.gamma_rule is not None:
-            found.append(f"method '{self.method}' does not learn gamma, so it takes no gamma_rule")
+            found.append(chosen.no_gamma_rule)
         counts = [key for key, kind in _KINDS.items() if kind is int and key != "seed"]
         for key in (*counts, "learning_rate", "gamma_min"):
             value = getattr(self, key)
@@ -188,6 +188,8 @@ class Config:
             found.append("the workers of a federation keep no memory of their ascents: drop memory")
         elif chosen and self.memory is not None and not chosen.maximizer.gradients:
             found.append(f"method '{self.method}' does not move the samples: drop memory")
+        elif chosen and self.memory is not None and chosen.maximizer.random_start:
+            found.append("memory and random_start both say where an ascent begins: drop one of them")
         if self.federation and self.precision != "float32":
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:

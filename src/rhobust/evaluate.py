@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class Evaluation:
     attacked: list[AttackedError]
     flags: list[Flag] = field(default_factory=list)
     """Reasons not to trust the numbers; see `trust`."""
+    checked: list[str] = field(default_factory=list)
+    """Which of `trust.CHECKS` were made."""
 
     def error(self, name: str, epsilon: float) -> float:
         """One cell of the grid."""
@@ -116,15 +118,19 @@ def evaluate(
         for budget in spend:
             moved = wasserstein(model, samples.x, samples.y, loss=loss, budget=budget, bounds=bounds)
             error = float(moved.fooled.double().mean())
-            cells.append(AttackedError("wasserstein", budget, error, mean_cost=moved.mean_cost))
+            cells.append(AttackedError("wasserstein", budget, error, moved.discarded, moved.mean_cost))
             if done:
                 done(f"wasserstein {budget:g}")
         torch.manual_seed(seed)
         flags = [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
         flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
+        made = {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())
         if checks:
-            flags += examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
-    return Evaluation(len(samples), float(clean.double().mean()), cells, flags)
+            more, probed = examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
+            flags += more
+            made |= probed
+    checked = [check for check in CHECKS if check in made]
+    return Evaluation(len(samples), float(clean.double().mean()), cells, flags, checked)
 
 
 @dataclass(frozen=True)
@@ -173,15 +179,6 @@ def _worst(grid: Sequence[float], fooled: Sequence[Tensor]) -> Tensor:
     """Whom any attack fools at each epsilon or a smaller one, (len(grid), N): a smaller ball lies in the larger."""
     any_attack = torch.stack(list(fooled)).any(0)
     return torch.stack([any_attack[[other <= epsilon for other in grid]].any(0) for epsilon in grid])
-
-
-def checks_of(attacked: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The checks that the attacks of an evaluation, as plain values, allowed for."""
-    balls = [cell for cell in attacked if cell["attack"] != "wasserstein"]
-    probed = any(cell["attack"] == WORST[math.inf] and cell["epsilon"] for cell in balls)
-    several = len({cell["epsilon"] for cell in balls}) > 1
-    made = {"grows": several or probed, "inside": bool(balls), "gradients": True}
-    return [check for check in CHECKS if made.get(check, probed)]
 
 
 def _telling(cells: Sequence[AttackedError]) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rhobust.costs import per_sample, rows
-from rhobust.maximizer import Climb, Step, check_positive
+from rhobust.maximizer import Climb, Step, check_size
 from rhobust.problem import Point, Problem
 
 # Scalar Newton iterations; the tests of the exact maximum need twelve.
@@ -37,7 +37,7 @@ class MarginAscent(Climb):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("cap", self.cap)
+        check_size("cap", self.cap, infinite=True)
 
     def start(self, problem: Problem) -> Tensor:
         return problem.z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -31,6 +32,9 @@ class Maximizer(ABC):
 
     classifies: bool = False
     """Whether it climbs a margin, which only a classifier has."""
+
+    random_start: bool = False
+    """Whether the first zeta is drawn, with torch's global generator."""
 
     turns: int = 1
     """After how many training steps it does the same again."""
@@ -145,7 +149,9 @@ def check_count(name: str, count: int) -> None:
         raise Refused(f"{name} must be at least 1, not {count}")
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse a size that is not positive."""
-    if not is_number(value) or not value > 0:
-        raise Refused(f"{name} must be > 0, not {value!r}")
+def check_size(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> None:
+    """Refuse a size that is not positive and finite, unless zero or infinity is one."""
+    low = is_number(value) and (value >= 0 if zero else value > 0)
+    if not low or (value == math.inf and not infinite):
+        finite = "" if infinite else "finite and "
+        raise Refused(f"{name} must be {finite}{'>= 0' if zero else '> 0'}, not {value!r}")

@@ -43,6 +43,11 @@ class Method:
             return f"method '{self.name}' takes no radius; its knobs: {', '.join(self.knobs) or 'none'}"
         return None
 
+    @property
+    def no_gamma_rule(self) -> str:
+        """The one sentence for a method that is not `robust` and is given a rule."""
+        return f"method '{self.name}' does not learn gamma, so it takes no gamma_rule"
+
     def not_a_knob(self, kind: str, name: str, others: Iterable[str] = ()) -> str:
         """The one sentence for a name that is no knob of this method; `others`: what else would have been understood.
 

@@ -201,7 +201,7 @@ class RobustObjective(nn.Module):
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
         if self._classes is None:
-            classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and y.dtype == torch.long
+            classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
             if self.maximizer.classifies:
                 check_classes(y, output)
             self._classes = output.shape[1] if classifies else 0

@@ -22,7 +22,9 @@ from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
 
 Metric = Callable[[dict[str, Any], dict[str, Any], Tensor], Tensor]
-"""(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step."""
+"""(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step.
+
+The group's "lr" is a tensor, of float64 unless the optimizer has one of its own."""
 
 Known = list[tuple[dict[str, Any], dict[str, Any]]]
 """What the optimizer knows of each parameter: (its state, its group)."""
@@ -92,9 +94,13 @@ class Multiplicative(GammaRule):
 
     lr: float = 0.05
 
-    @fusible
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
-        return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
+        return _multiplied(gamma, gradient, radius, _scalar(lr, gamma))
+
+
+@fusible
+def _multiplied(gamma: Tensor, gradient: Tensor, radius: float, lr: Tensor) -> Tensor:
+    return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
 
 
 def _scalar(value: float | Tensor, like: Tensor) -> Tensor:
@@ -162,7 +168,8 @@ def _residuals(
     ]
     stepped = [theta - alpha * g for theta, alpha, g in zip(thetas, alphas, gradients, strict=True)]
     moves = [theta - after for theta, after in zip(thetas, regularizer.prox(stepped, alphas), strict=True)]
-    return torch._foreach_div(moves, alphas)
+    # Zero, unless g is not finite: behind the clip of a box that would not be seen.
+    return torch._foreach_add(torch._foreach_div(moves, alphas), [0 * g for g in gradients])
 
 
 _fused_shrunk, _fused_residuals = fusible(_shrunk), fusible(_residuals)
@@ -249,18 +256,29 @@ class ProximalOptimizer(Optimizer):
         if isinstance(self.regularizer, NoRegularizer):
             return
         thetas, _, known = self._moved()
+        if not thetas:
+            return
         shrunk = _fused_shrunk if self.regularizer.separable else _shrunk
         torch._foreach_copy_(thetas, shrunk(self.regularizer, self._metric, thetas, known))
 
     def _moved(self) -> tuple[list[Tensor], list[Tensor], Known]:
-        """The parameters that have a gradient, their gradients, and what is known of them."""
-        found = [
-            (theta, theta.grad, (self.base.state.get(theta, {}), group))
-            for group in self.base.param_groups
-            for theta in group["params"]
-            if theta.grad is not None
-        ]
-        return [theta for theta, _, _ in found], [g for _, g, _ in found], [known for _, _, known in found]
+        """The parameters that have a gradient, their gradients, and what is known of them.
+
+        Learning rates as tensors: a compiled function holds for one number, and schedules give many.
+        """
+        thetas: list[Tensor] = []
+        known: Known = []
+        for group in self.base.param_groups:
+            moved = [theta for theta in group["params"] if theta.grad is not None]
+            thetas += moved
+            if moved:
+                lr, device = group["lr"], moved[0].device
+                rated = {
+                    **group,
+                    "lr": lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=device),
+                }
+                known += [(self.base.state.get(theta, {}), rated) for theta in moved]
+        return thetas, [theta.grad for theta in thetas if theta.grad is not None], known
 
     def _gamma_step(self) -> None:
         objective, gamma = self.objective, self.objective.gamma
@@ -278,7 +296,9 @@ class ProximalOptimizer(Optimizer):
         own distance shows in E c against rho.
         """
         thetas, gradients, known = self._moved()
-        if isinstance(self.regularizer, NoRegularizer):  # theta - (theta - alpha g) would only add rounding
+        if (
+            isinstance(self.regularizer, NoRegularizer) or not thetas
+        ):  # theta - (theta - alpha g) would only add rounding
             return torch.nn.utils.get_total_norm(gradients)
         residuals = _fused_residuals if self.regularizer.separable else _residuals
         return torch.nn.utils.get_total_norm(residuals(self.regularizer, thetas, gradients, known))
@@ -295,4 +315,7 @@ class ProximalOptimizer(Optimizer):
         gamma_group.update(state_dict["group"])
         self.param_groups = [*self.base.param_groups, gamma_group]
         gamma = self.objective.gamma
-        self.state[gamma] = {name: buffer.to(gamma.device, copy=True) for name, buffer in state_dict["gamma"].items()}
+        self.state[gamma] = {
+            name: buffer.to(gamma.device, copy=True) if isinstance(buffer, Tensor) else buffer
+            for name, buffer in state_dict["gamma"].items()
+        }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rhobust.costs import Cost, per_sample, rows
 from rhobust.errors import Refused
-from rhobust.maximizer import Maximizer, Step, check_count
+from rhobust.maximizer import Maximizer, Step, check_count, check_size
 from rhobust.problem import Accuracy, Point, Problem
 
 # A step counts as a rise if it makes at least this share of the gain that a linear loss would have made: enough to
@@ -47,8 +47,7 @@ class Oracle(Maximizer):
     curvature: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.accuracy >= 0:
-            raise Refused(f"accuracy must be >= 0, not {self.accuracy}")
+        check_size("accuracy", self.accuracy, zero=True, infinite=True)
         check_count("max_steps", self.max_steps)
         if self.curvature is not None and not self.curvature >= 0:
             raise Refused(f"curvature, a bound on L_zz, must be >= 0, not {self.curvature}")

@@ -179,7 +179,7 @@ class Run:
             with self.metrics_path.open("rb") as file:  # the lines must be on disk before what refers to them
                 os.fsync(file.fileno())
             size = self.metrics_path.stat().st_size
-        config = self.config_path.read_text()
+        config = self.config_path.read_text(encoding="utf-8")
         write_state(self._checkpoint_path(step), {"step": step, "metrics_size": size, "config": config, "state": state})
         for old in self._checkpoint_paths()[:-_KEPT_CHECKPOINTS]:
             old.unlink()
@@ -197,7 +197,7 @@ class Run:
             except RunError as problem:
                 warn(f"{problem}; looking for one before it")
                 continue
-            if saved["config"] != self.config_path.read_text(errors="replace"):
+            if saved["config"] != self.config_path.read_text(encoding="utf-8", errors="replace"):
                 raise RunError(
                     f"{self.config_path} was changed since the run started; put it back, or start a new run with it: "
                     f"rhobust train --config {self.config_path} --out DIRECTORY"

@@ -63,7 +63,7 @@ class Simulation(Workers):
         sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
         plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
         # Drawn inside the step, which has one stream for all.
-        random = getattr(self.objective.maximizer, "random_start", False) or _draws(self.objective.model)
+        random = self.objective.maximizer.random_start or _draws(self.objective.model)
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
     def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:

@@ -58,6 +58,8 @@ class Trainer:
             raise Refused("a memory of the ascents needs the data as (x, y): a loader does not say which samples come")
         if not self.objective.maximizer.gradients:
             raise Refused(f"{self.objective.maximizer} does not move the samples: there is nothing to remember")
+        if self.objective.maximizer.random_start:
+            raise Refused("memory and random_start both say where an ascent begins: drop one of them")
         return Memory(whole.x, decay)
 
     def train(self, observer: Observer | None = None, start: int = 0) -> None:
@@ -145,8 +147,8 @@ class Trainer:
 
 
 def _to_one_point(cost: Cost, x: Tensor) -> float:
-    """What that takes for the first so many samples, with the better of two points; a bound from above."""
-    x = x[:_LOOKED_AT]
+    """What that takes for so many samples, spread over the data, with the better of two points."""
+    x = x[:: -(-len(x) // _LOOKED_AT)]
     points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
     return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
 
@@ -248,6 +250,8 @@ def fit(
     chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
     if problem := chosen.radius_problem(radius):
         raise ConfigError([problem])
+    if gamma_rule is not None and not chosen.robust:
+        raise ConfigError([chosen.no_gamma_rule])
     if epochs < 1:
         raise ConfigError([f"epochs must be at least 1, not {epochs}"])
     if next(model.parameters(), None) is None:

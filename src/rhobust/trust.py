@@ -69,21 +69,27 @@ def examine(
     loss: PerSampleLoss,
     bounds: tuple[float, float] | None = None,
     epsilon: float | None = None,
-) -> list[Flag]:
-    """The other checks, on the first samples, at an l_inf radius; without one only the slope is looked at.
+) -> tuple[list[Flag], set[str]]:
+    """The other checks, on the first samples, at an l_inf radius: their flags, and which of them could be made.
 
-    Draws from torch's global generator.
+    Without a radius only the slope is looked at, and that where the model is right. Draws from torch's global
+    generator.
     """
     some = samples[slice(_PROBES)]
     right = ~errs(model, some.x, some.y)
-    flags = [_slope(model, some[right], loss)] if right.any() else []
+    flags, made = [], set()
+    if right.any():
+        flags.append(_slope(model, some[right], loss))
+        made.add("gradients")
     if epsilon is not None:
+        made |= {"grows", "many-steps", "one-step", "white-box"}
 
         def fooled(name: str, reach: float = epsilon) -> Tensor:
             return attack(model, some.x, some.y, ATTACKS[name](reach), loss=loss, bounds=bounds).fooled
 
         one, many = fooled("fgsm"), fooled("pgd")
-        anywhere = fooled("pgd", float(some.x.max() - some.x.min()) if bounds is None else bounds[1] - bounds[0])
+        low, high = bounds if bounds is not None and math.isfinite(bounds[1] - bounds[0]) else some.x.aminmax()
+        anywhere = fooled("pgd", max(float(high - low), epsilon))
         where = f"at epsilon {epsilon:g}"
         flags += [
             _unbounded(anywhere, ~right, some),
@@ -92,7 +98,7 @@ def examine(
             # Up the margin too: cross-entropy can rise elsewhere than where the model errs, which masks nothing.
             _white_box(fooled("square"), many | fooled("pgd-margin"), where),
         ]
-    return [flag for flag in flags if flag]
+    return [flag for flag in flags if flag], made
 
 
 def _unbounded(anywhere: Tensor, wrong: Tensor, some: Samples) -> Flag | None:

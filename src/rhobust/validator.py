@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rhobust.ascent import Maximizer, Oracle
 from rhobust.capture import capturing
 from rhobust.costs import Cost
-from rhobust.errors import DataError, Refused
+from rhobust.errors import DataError, Refused, is_number
 
 
 def check_settings(
@@ -27,7 +27,7 @@ def check_settings(
     """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box, noise < 0,
     an oracle asked for a proof that the cost or gamma_min cannot carry."""
     for name, value in (("radius", radius), ("gamma", gamma), ("gamma_min", gamma_min), ("noise", noise)):
-        if not isinstance(value, int | float):
+        if not is_number(value):
             raise Refused(f"{name} must be a number, not {value!r}")
     if not isinstance(cost, Cost):
         raise Refused(f"cost must be a Cost, SquaredL2(), SquaredLp(p) or SquaredLinf() of rhobust.costs, not {cost!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Ball, Identity
+from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.errors import Refused
 from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
@@ -24,6 +24,7 @@ class Transported:
     fooled: Tensor  # (B,) bool
     mean_cost: float  # E ||zeta - x||^2
     gamma: float
+    discarded: int  # results outside the box; those samples were put back to x
 
 
 def wasserstein(
@@ -73,10 +74,10 @@ def wasserstein(
             return float(batched(lambda zeta, y: loss(model(zeta), y), zeta, y).mean())
 
     batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work
-    zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm)
-    zeta, _ = verified(x, zeta, Ball(math.inf), bounds)  # back to x costs nothing, so the budget holds all the more
+    zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm, bounds)
+    zeta, discarded = verified(x, zeta, None, bounds)  # back to x costs nothing, so the budget holds all the more
     fooled = batched(lambda zeta, x, y: errs(model, zeta, y) | errs(model, x, y), zeta, x, y)
-    return Transported(zeta, fooled, spent(zeta), price)
+    return Transported(zeta, fooled, spent(zeta), price, discarded)
 
 
 def _spend(
@@ -85,6 +86,7 @@ def _spend(
     at: Callable[[float], Tensor],
     spent: Callable[[Tensor], float],
     harm: Callable[[Tensor], float],
+    bounds: tuple[float, float] | None,
 ) -> tuple[Tensor, float]:
     """Bisection on log gamma between prices that overspend and prices that do not (E c falls as gamma grows).
 
@@ -104,7 +106,10 @@ def _spend(
             dear, high = zeta, middle
 
     def within(zeta: Tensor) -> Tensor:
-        return x + math.sqrt(budget / max(spent(zeta), budget)) * (zeta - x)
+        if spent(zeta) <= budget:
+            return zeta
+        shorter = x + math.sqrt(budget / spent(zeta)) * (zeta - x)
+        return shorter if bounds is None else shorter.clamp(*bounds)  # the sum may round to just outside
 
     cheap, dear = within(cheap), within(dear)
     return (cheap, low) if harm(cheap) >= harm(dear) else (dear, high)

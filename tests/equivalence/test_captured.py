@@ -29,7 +29,7 @@ from rhobust.methods import find_method
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
-from rhobust.regularizers import L1, Regularizer
+from rhobust.regularizers import L1, Regularizer, SquaredL2
 from rhobust.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")
@@ -195,9 +195,10 @@ def test_what_is_fused_does_not_depend_on_the_batch_that_comes_first() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-@pytest.mark.parametrize("method", ["spgda", "spgd"])
-def test_bfloat16_stays_near_float32(method: str) -> None:
-    half, full = engine(CapturedEngine, method, torch.bfloat16), engine(CapturedEngine, method)
+@pytest.mark.parametrize(("method", "regularizer"), [("spgda", None), ("spgd", None), ("spgda", SquaredL2(1e-3))])
+def test_bfloat16_stays_near_float32(method: str, regularizer: Regularizer | None) -> None:
+    half = engine(CapturedEngine, method, torch.bfloat16, regularizer=regularizer)
+    full = engine(CapturedEngine, method, regularizer=regularizer)
     lowered, exact = run(half, batches()), run(full, batches())
     assert all(part.dtype == torch.float32 for part in half.objective.parameters())
     difference = (theta(half) - theta(full)).norm() / (theta(full) - theta(engine(LocalEngine, method))).norm()

@@ -296,3 +296,20 @@ def test_an_evaluation_of_nothing_is_refused(wrong: dict[str, int], said: str) -
         evaluate(model, Samples(x, y), loss=LOSS, attacks=["pgd"], epsilons=[0.1], **wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no samples"):
         evaluate(model, Samples(x[:0], y[:0]), loss=LOSS, attacks=["pgd"], epsilons=[0.1])
+
+
+@pytest.mark.parametrize("budget", [0.18, 2.0, 2.5, 360.0])
+def test_the_wasserstein_attack_loses_nothing_to_rounding_at_the_ends_of_an_odd_box(budget: float) -> None:
+    # x + (zeta - x) may round past a bound that is not a binary number, and such a result would not count.
+    torch.manual_seed(0)
+    low, high = 0.1, 0.7
+    x = (low + (high - low) * torch.rand(200, 20)).clamp(low, high)
+    y, model = torch.randint(3, (200,)), nn.Linear(20, 3)
+    moved = wasserstein(model, x, y, loss=LOSS, budget=budget, bounds=(low, high))
+    free = wasserstein(model, x, y, loss=LOSS, gamma=1e-4, bounds=(low, high))
+    assert moved.discarded == free.discarded == 0
+    assert moved.mean_cost <= budget * (1 + 1e-6)
+    if budget > free.mean_cost:
+        assert torch.equal(moved.fooled, free.fooled)
+    else:
+        assert moved.mean_cost > 0.9 * budget

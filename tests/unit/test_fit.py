@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,6 +44,22 @@ Y = torch.arange(8) % 2
         ({"data": (X, Y[:5])}, DataError, "x has 8 samples and y has 5"),
         ({"data": DataLoader(TensorDataset(X, Y)), "batch_size": 4}, DataError, "brings its own batches"),
         ({"data": DataLoader(TensorDataset(X))}, DataError, r"pairs \(x, y\)"),
+        (
+            {"data": DataLoader(TensorDataset(X, Y), batch_size=9, drop_last=True)},
+            DataError,
+            "gives no batch in epoch 0: nothing to learn from. With drop_last=True",
+        ),
+        (
+            {"method": "wrm", "radius": None, "gamma_rule": rhobust.ProjectedGradient(1.0)},
+            ConfigError,
+            "method 'wrm' does not learn gamma, so it takes no gamma_rule",
+        ),
+        (
+            {"method": "ifgsm", "radius": None, "epsilon": 0.1, "random_start": True, "memory": 0.9},
+            Refused,
+            "memory and random_start both say where an ascent begins",
+        ),
+        ({"data": (X, (Y + 5).to(torch.uint8))}, DataError, "labels run from 5 to 6, but the model has 2 classes"),
     ],
 )
 def test_a_wrong_request_is_refused_and_the_model_left_alone(
@@ -80,6 +97,24 @@ def test_a_radius_that_leaves_nothing_to_learn_is_warned_of(cost: Cost) -> None:
             rhobust.fit(nn.Linear(3, 2), (x, Y), method="spgda", cost=cost, radius=radius, epochs=1)
         assert ["one and the same point" in str(one.message) for one in said] == [True] * warns
         assert all(one.filename == __file__ for one in said)  # points at the caller
+
+
+def test_data_that_are_sorted_are_not_taken_for_their_first_part() -> None:
+    x = torch.cat([torch.zeros(1500, 3), torch.ones(1500, 3)])
+    rhobust.fit(nn.Linear(3, 2), (x, torch.arange(3000) // 1500), method="spgda", radius=0.5, epochs=1)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_labels_are_whole_numbers_of_any_kind(kind: torch.dtype) -> None:
+    cost = SquaredL2(kappa=1.0)
+    trained = rhobust.fit(nn.Linear(3, 2), (X, Y.to(kind)), method="spgda", cost=cost, radius=0.1, epochs=1)
+    assert trained.history
+
+
+@pytest.mark.parametrize("radius", [np.int64(1), np.float32(0.5)])
+def test_numbers_of_numpy_are_numbers(radius: Any) -> None:
+    trained = rhobust.fit(nn.Linear(3, 2), (10 * X, Y), method="spgda", radius=radius, epochs=1)
+    assert trained.objective.radius == radius
 
 
 def test_fit_says_what_the_command_would() -> None:

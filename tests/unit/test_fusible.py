@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from rhobust.config import Config
 from rhobust.data import load_data
@@ -102,3 +103,28 @@ def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None
                 found.append(engine.gradient(x, y, step, 0).values)
                 engine.update()
     torch.testing.assert_close(torch.stack(found[:4]), torch.stack(found[4:]))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
+def test_the_prox_and_what_is_logged_of_it_are_fused_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, data = torch.compile, load_data("digits")
+    monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
+    x, y = data.train.x[:16], data.train.y[:16]
+
+    def graphs(rates: list[float], **more: str) -> int:
+        words = {"data": "digits", "model": "linear", "method": "spgda", "radius": 0.04, **more}
+        engine = engine_of(Config.resolve(words), data, torch.device("cpu"))
+        torch.compiler.reset()
+        counters.clear()
+        for step, rate in enumerate(rates):
+            for group in engine.optimizer.param_groups:
+                group["lr"] = rate
+            with fusing():
+                engine.gradient(x, y, step, 0)
+                engine.update()
+        return int(counters["stats"]["unique_graphs"])
+
+    plain = graphs([0.1, 0.1])
+    assert plain > 0
+    assert graphs([0.1, 0.1], regularizer="squared-l2:1e-3") == plain + 2
+    assert graphs([0.1, 0.2, 0.3, 0.4, 0.5], regularizer="squared-l2:1e-3") == plain + 2

@@ -19,7 +19,7 @@ import rhobust
 from rhobust.ascent import Ball, Identity, PenalizedAscent
 from rhobust.errors import Refused
 from rhobust.optim import METRICS, GammaRule
-from rhobust.regularizers import ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
+from rhobust.regularizers import Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 RULES: list[GammaRule] = [
@@ -204,6 +204,26 @@ def test_a_step_of_size_zero_changes_nothing(regularizer: Regularizer) -> None:
     model.weight.grad = torch.ones(2, 2)
     optimizer.step()
     assert model.weight.tolist() == [[1.0, 0.0], [-2.0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "regularizer", [None, rhobust.L1(0.1), SquaredL1(0.1), GroupL2(0.1), Box(-1.0, 1.0)], ids=lambda r: type(r).__name__
+)
+def test_where_nothing_has_a_gradient_gamma_steps_alone(regularizer: Regularizer | None) -> None:
+    model = Vector([3.0])
+    optimizer = wrap(model, SGD([model.theta], lr=0.1), regularizer, gamma_rule=rhobust.ProjectedGradient(lr=0.3))
+    assert optimizer.stationarity() == 0
+    assert steer(optimizer, [1.0]) == pytest.approx([1.7])
+    assert model.theta.item() == 3.0
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("regularizer", [rhobust.L1(0.1), Box(-1.0, 1.0)], ids=lambda r: type(r).__name__)
+def test_a_gradient_that_is_not_finite_does_not_hide_behind_the_prox(wrong: float, regularizer: Regularizer) -> None:
+    model = Vector([0.5, 0.5])
+    optimizer = wrap(model, SGD([model.theta], lr=0.1), regularizer)
+    model.theta.grad = torch.tensor([0.1, wrong], dtype=torch.float64)
+    assert not optimizer.stationarity().isfinite()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -430,6 +450,21 @@ def test_training_continues_bit_for_bit_from_a_checkpoint() -> None:
         assert torch.equal(resumed.state_dict()[name], tensor), name
     for key, value in optimizer.state[objective.gamma].items():
         assert torch.equal(continued.state[resumed.gamma][key], value), key
+
+
+def test_a_rule_may_keep_what_is_no_tensor() -> None:
+    class Counting(GammaRule):
+        lr = 1.0
+
+        def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+            state["count"] = state.get("count", 0) + 1
+            return gamma + state["count"]
+
+    model = Vector([1.0])
+    optimizer = wrap(model, SGD([model.theta], lr=0.1), gamma_rule=Counting())
+    assert steer(optimizer, [0.0, 0.0]) == [3, 5]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert steer(optimizer, [0.0]) == [8]
 
 
 def test_the_groups_are_the_wrapped_optimizers_and_gammas_last() -> None:

@@ -99,6 +99,19 @@ def test_a_rate_that_changes_is_felt_at_once(rate_of: Callable[[int], float], re
     assert replayed.captured == recorded
 
 
+def test_a_rate_that_is_a_tensor_on_the_host_is_noticed() -> None:
+    one, rate = engine(CapturedEngine), torch.tensor(0.1)
+    for group in one.optimizer.param_groups:
+        group["lr"] = rate
+    for step, (x, y) in enumerate(batches(30)):
+        if step == 20:
+            assert one.captured
+            rate.fill_(0.02)  # the same object: a recording has the number in it
+            one._notice_rates()
+            assert not one.captured
+        one.step(x, y, step, 0)
+
+
 class Noted:
     """In place of a fusion: the sizes of the batches that it is asked for."""
 

@@ -1,5 +1,6 @@
 """Every trust check fires on a model built to trigger it, and all are silent on an honest one."""
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import rhobust
-from rhobust.data import DataSet, digits
-from rhobust.evaluate import Evaluation, checks_of, evaluate
+from rhobust.data import DataSet, Samples, digits
+from rhobust.evaluate import Evaluation, evaluate
 from rhobust.models import build_model
 from rhobust.trust import CHECKS, falling, outside
 
@@ -139,14 +140,36 @@ def test_gradients_that_are_not_numbers_are_no_slope() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attacked", "made"),
+    ("asked", "made"),
     [
-        ({"worst": [0.0, 0.1], "pgd": [0.0, 0.1]}, set(CHECKS)),
-        ({"worst": [0.0], "pgd": [0.0]}, {"inside", "gradients"}),
-        ({"worst-l2": [0.1, 0.2], "pgd-l2": [0.1, 0.2]}, {"grows", "inside", "gradients"}),
-        ({"wasserstein": [0.1, 0.2]}, {"gradients"}),
+        ({"attacks": ["pgd"], "epsilons": [0.0, 0.1]}, set(CHECKS)),
+        ({"attacks": ["pgd"], "epsilons": [0.0]}, {"inside", "gradients"}),
+        ({"attacks": ["pgd-l2"], "epsilons": [0.1, 0.2]}, {"grows", "inside", "gradients"}),
+        ({"attacks": [], "budgets": [0.1]}, {"inside", "gradients"}),
+        ({"attacks": ["pgd"], "epsilons": [0.0, 0.1], "checks": False}, {"grows", "inside"}),
     ],
 )
-def test_only_checks_that_were_made_are_claimed(attacked: dict[str, list[float]], made: set[str]) -> None:
-    cells = [{"attack": name, "epsilon": epsilon} for name, grid in attacked.items() for epsilon in grid]
-    assert set(checks_of(cells)) == made
+def test_only_checks_that_were_made_are_claimed(asked: dict[str, Any], made: set[str]) -> None:
+    data = digits()
+    assert set(evaluate(honest("erm"), data.test[:20], loss=LOSS, bounds=data.bounds, **asked).checked) == made
+
+
+def test_where_the_model_is_never_right_no_slope_was_looked_at() -> None:
+    data, model = digits(), honest("erm")
+    wrong = Samples(data.test.x[:20], (model(data.test.x[:20]).argmax(1) + 1) % 10)
+    found = evaluate(model, wrong, loss=LOSS, bounds=data.bounds, attacks=["pgd"], epsilons=[0.1])
+    assert found.clean == 1
+    assert "gradients" not in found.checked
+
+
+@pytest.mark.parametrize("bounds", [None, (-1.0, math.inf)])
+def test_a_model_is_free_to_move_where_the_box_has_no_end(bounds: tuple[float, float] | None) -> None:
+    data = digits()
+    found = evaluate(honest("erm"), data.test[:40], loss=LOSS, bounds=bounds, attacks=["pgd"], epsilons=[0.1])
+    assert not found.flags
+
+
+def test_inputs_that_are_all_alike_are_evaluated() -> None:
+    samples = Samples(torch.zeros(6, 4), torch.arange(6) % 3)
+    found = evaluate(nn.Linear(4, 3), samples, loss=LOSS, attacks=["pgd"], epsilons=[0.1])
+    assert "grows" in found.checked

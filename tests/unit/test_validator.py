@@ -156,12 +156,16 @@ def test_an_oracle_with_room_for_a_proof_proves(cost: Any, gamma_min: float) -> 
         (lambda: Oracle(max_steps=0), "max_steps must be at least 1"),
         (lambda: Oracle(curvature=-1.0), "curvature.* must be >= 0"),
         (lambda: PenalizedAscent(steps=0), "steps must be at least 1"),
-        (lambda: PenalizedAscent(eta=0.0), "eta must be > 0"),
-        (lambda: PenalizedAscent(eta=math.nan), "eta must be > 0"),
-        (lambda: Ball(epsilon=-0.1), "epsilon must be >= 0"),
+        (lambda: Oracle(accuracy="0.1"), "accuracy must be >= 0, not '0.1'"),  # type: ignore[arg-type]
+        (lambda: PenalizedAscent(eta=0.0), "eta must be finite and > 0"),
+        (lambda: PenalizedAscent(eta=math.nan), "eta must be finite and > 0"),
+        (lambda: PenalizedAscent(eta=math.inf), "eta must be finite and > 0"),
+        (lambda: Ball(epsilon=-0.1), "epsilon must be finite and >= 0"),
+        (lambda: Ball(epsilon=math.inf), "epsilon must be finite and >= 0"),
+        (lambda: Ball(epsilon="0.1"), "epsilon must be finite and >= 0, not '0.1'"),  # type: ignore[arg-type]
         (lambda: Ball(epsilon=0.1, norm=1), "norm 2 or infinity"),
         (lambda: Ball(epsilon=0.1, steps=0), "steps must be at least 1"),
-        (lambda: Ball(epsilon=0.1, step_size=-1.0), "step_size must be > 0"),
+        (lambda: Ball(epsilon=0.1, step_size=-1.0), "step_size must be finite and > 0"),
         (lambda: rhobust.ascent.MarginAscent(cap=0.0), "cap must be > 0"),
         (lambda: rhobust.ascent.ErrorAscent(cap=None), "cap must be > 0, not None"),  # type: ignore[arg-type]
     ],

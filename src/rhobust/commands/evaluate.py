@@ -15,7 +15,6 @@ from rhobust import figures
 from rhobust.attacks import ATTACKS
 from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, names, numbers, show_flags, words
 from rhobust.errors import ConfigError
-from rhobust.evaluate import checks_of
 from rhobust.files import write_json
 from rhobust.measurements import ATTACKS as DEFAULT_ATTACKS
 from rhobust.measurements import EPSILONS, Measurement, Subject, measure_errors, measure_shifts
@@ -109,7 +108,7 @@ def _show_errors(result: Mapping[str, Any], run: Path) -> None:
             say(OUT, f"wasserstein attack, {spent}: error {_percent(cell['error'])}")
     show_flags(result["flags"])
     if not result["flags"]:
-        say(OUT, f"no reason to doubt it: {', '.join(checks_of(result['attacked']))} were checked")
+        say(OUT, f"no reason to doubt it: {', '.join(result['checked'])} were checked")
 
 
 def _show_shifts(result: Mapping[str, Any], baseline: Mapping[str, Any] | None, run: Path) -> None:

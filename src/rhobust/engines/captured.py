@@ -141,10 +141,15 @@ class CapturedEngine(LocalEngine):
     def _notice_rates(self) -> None:
         """Learning rates and other numbers of the optimizer are recorded with a step: when one changes, record anew.
 
-        Where they change in every step, none is recorded. Tensors are not looked at: a recording reads them.
+        Where they change in every step, none is recorded. Tensors on the device are not looked at: a recording reads
+        them.
         """
         rates = [
-            {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
+            {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in group.items()
+                if name != "params" and not (isinstance(value, Tensor) and value.is_cuda)
+            }
             for group in self.optimizer.param_groups
         ]
         if rates != self._rates:

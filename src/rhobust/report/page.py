@@ -11,7 +11,6 @@ import jinja2
 from markupsafe import Markup
 
 import rhobust
-from rhobust.evaluate import checks_of
 from rhobust.report import COMPARABLE, Report
 from rhobust.report import figures as figures
 from rhobust.report import tables as tables
@@ -41,7 +40,7 @@ def to_html(report: Report, out: Path) -> str:
     """One file that needs no other and no network."""
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(files("rhobust").joinpath("templates/report.html").read_text())
+    ).from_string(files("rhobust").joinpath("templates/report.html").read_text(encoding="utf-8"))
     charts = {
         "errors": figures.error_curves(report),
         "trajectories": figures.trajectories(report),
@@ -114,7 +113,7 @@ def _title(report: Report) -> str:
 def _passed(report: Report) -> str:
     """Of the checks, those that every evaluation allowed for."""
     found = [made.result for entry in report.entries for kind, made in entry.measured.items() if kind == "evaluation"]
-    made = [check for check in CHECKS if all(check in checks_of(one["attacked"]) for one in found)]
+    made = [check for check in CHECKS if all(check in one["checked"] for one in found)]
     return "; ".join(_PASSED.get(check, check) for check in (*made, *COMPARABLE))
 
 
