@@ -140,7 +140,7 @@ def _attacks(
 def _seeded(seed: int) -> Iterator[None]:
     """The referee draws from numpy's and torch's global generators, and warns of what is no concern of the user's."""
     state = np.random.get_state()
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)  # it takes no more bits
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

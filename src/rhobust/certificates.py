@@ -34,6 +34,7 @@ from rhobust.validator import check_batch
 
 # Where a gamma above L / mu is wanted and none is given: near enough to matter, far enough to converge.
 _ABOVE = 1.01
+_RADII = (1e-100, 1e100)
 # A mixture's weight is rounded down by this much, so that the budget holds in floating point too.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
@@ -210,6 +211,9 @@ class Dual:
             return self._guess(rho)
         mixture = self.mixture(rho)
         found, bound = (min(self.line(c, rho, proved) for c in self.columns[1:]) for proved in (False, True))
+        untried = proof < math.inf and not any(proof < column.gamma <= _ABOVE * proof for column in self.columns)
+        if untried and math.isinf(bound):  # of so steep a loss that the first guess was not above it
+            return _ABOVE * proof
         # Small enough is: as asked for, or a thousandth of what the proof adds.
         if found - mixture.loss <= max(self.accuracy * abs(found), 0.001 * (bound - found)):
             return None
@@ -226,7 +230,7 @@ class Dual:
                     gamma = floor + math.sqrt((above - floor) * (far.gamma - floor))
         if not gamma > floor:
             return None
-        if gamma <= proof < math.inf and not any(proof < column.gamma <= _ABOVE * proof for column in self.columns):
+        if untried and gamma <= proof:
             return _ABOVE * proof  # below it nothing is proved: the best bound there is
         return gamma
 
@@ -252,6 +256,12 @@ class Dual:
 
 def _check_request(radii: Sequence[float], cost: Cost, curvature: float | None) -> None:
     wrong = [f"a radius must be finite and >= 0, not {r}" for r in radii if not (r >= 0 and math.isfinite(r))]
+    least, most = _RADII
+    wrong += [
+        f"a radius must be 0 or between {least:g} and {most:g}, where squares are numbers, not {r}"
+        for r in radii
+        if 0 < r < least or most < r < math.inf
+    ]
     if not len(radii):
         wrong.append("radii is empty: name at least one radius to certify")
     if curvature is not None and not (curvature >= 0 and math.isfinite(curvature)):

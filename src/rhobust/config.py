@@ -188,7 +188,7 @@ class Config:
             found.append("the workers of a federation keep no memory of their ascents: drop memory")
         elif chosen and self.memory is not None and not chosen.maximizer.gradients:
             found.append(f"method '{self.method}' does not move the samples: drop memory")
-        elif chosen and self.memory is not None and chosen.maximizer.random_start:
+        elif self.memory is not None and self.knobs.get("random_start"):
             found.append("memory and random_start both say where an ascent begins: drop one of them")
         if self.federation and self.precision != "float32":
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")

@@ -121,6 +121,8 @@ def from_npz(path: Path) -> DataSet:
         if ends.shape != (2,) or ends.dtype.kind not in "fiu":
             raise DataError(f"{path}: bounds must be two numbers (lower, upper), not {ends.dtype} {ends.shape}")
         bounds = (float(ends[0]), float(ends[1]))
+        if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
+            raise DataError(f"{path}: bounds must be finite, not {bounds}; leave them out, and they are those of x")
     lower, upper = torch.tensor(bounds, dtype=torch.float32).tolist()  # as x's own precision has them
     if not (lower <= low and high <= upper and lower < upper):
         raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,24 @@ from torch import Tensor
 
 from rhobust.errors import RunError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock; there the user must take care
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 _HEADER = "rhobust"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write so that a reader, or a crash at any moment, sees the old file or the new one, never a part."""
+    path = path.resolve()  # through a link, not in place of it
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a pipe or a device, which cannot be replaced
+        path.write_bytes(content)
+        return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -36,6 +50,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """A second process that wants to write into this directory is refused."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{directory} is being written by another process; wait for it, or stop it") from None
+        yield
 
 
 def write_json(path: Path, content: object) -> None:
@@ -55,6 +82,8 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 def read_state(path: Path) -> dict[str, Any]:
     """What `write_state` wrote, tensors on the CPU; a damaged file is named, never half-read."""
     try:
+        with path.open("rb"):  # the library says of a file that may not be read that it is not there
+            pass
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -64,6 +93,8 @@ def read_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = dict(_unpack(json.loads(structure), tensors)) if sound else {}
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
+    except PermissionError:
+        raise RunError(f"{path} may not be read by this user") from None
     except Exception as problem:  # bytes of any kind can stand here, and every layer stumbles in its own way
         raise RunError(f"{path} is damaged or not ours ({type(problem).__name__})") from None
     if not sound:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -50,6 +50,8 @@ class Measurement:
     """Samples, seeds, grids: what was asked."""
     environment: dict[str, Any]
     result: dict[str, Any]
+    unkept: str | None = None
+    """Why it does not lie beside the model, where it does not."""
 
     def to_json(self) -> dict[str, Any]:
         """The result flat, beside what it depends on, sealed."""
@@ -74,7 +76,7 @@ def kept(run: Run, kind: Kind) -> Measurement | None:
             raise ValueError
         model, settings, environment_, _ = (result.pop(key) for key in ("model", "settings", "environment", "checksum"))
         made = Measurement(str(model), dict(settings), dict(environment_), result)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path} is damaged, or was edited; delete it and measure again") from None
     return made if made.model == _digest(run) else None
 
@@ -103,9 +105,13 @@ class Subject:
         return Samples(part.x.to(self.device), part.y.to(self.device))
 
     def keep(self, kind: Kind, settings: dict[str, Any], result: dict[str, Any]) -> Measurement:
-        """Write a measurement into the run directory, in place of an older one."""
+        """Write a measurement into the run directory, in place of an older one; if that fails, it is not lost."""
         made = Measurement(_digest(self.run), settings, environment(self.device), result)
-        write_json(self.run.path / f"{kind}.json", made.to_json())
+        path = self.run.path / f"{kind}.json"
+        try:
+            write_json(path, made.to_json())
+        except OSError as problem:
+            return replace(made, unkept=f"{path} cannot be written: {problem.strerror}")
         return made
 
 

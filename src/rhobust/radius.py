@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rhobust.config import seed_problems
 from rhobust.costs import Cost, SquaredL2, rows
 from rhobust.errors import ConfigError, DataError, unknown
 
@@ -31,6 +32,7 @@ _EXACT = 2_000  # samples a side that are transported exactly without being aske
 _LARGEST = 10_000  # ... and if asked: minutes, and a matrix of 0.8 GB
 _REPEATS = 5  # disjoint subsamples, so that their spread is an honest error
 _CHANCE = 2.776  # standard errors that hold 95 % of chance: Student's t for a mean of five, not the 2 of a large sample
+_FARTHEST = 1e100  # whose square is still a number
 _DRAWN = 1_000  # samples in each at most: in many dimensions the cost hardly depends on it
 _DIRECTIONS, _POINTS = 64, 4_096  # projected, or looked at, at a time: this bounds the memory
 
@@ -115,8 +117,7 @@ def transport_cost(x: Tensor, y: Tensor, cost: Cost | None = None, method: str =
     largest = max(len(x), len(y))
     kind = method if method != "auto" else "exact" if largest <= _EXACT else "subsampled"
     wrong = [] if method in METHODS else [unknown("method", method, METHODS)]
-    if seed < 0:
-        wrong.append(f"seed must be >= 0, not {seed}")
+    wrong += seed_problems(seed)
     if kind == "sliced" and not isinstance(cost, SquaredL2):
         wrong.append("method 'sliced' adds up squared differences along directions, so it needs the cost l2")
     if kind == "exact" and largest > _LARGEST:
@@ -152,8 +153,8 @@ def covering_radius(
     """
     cost = cost or SquaredL2()
     wrong = [] if norm in NORMS else [unknown("norm", norm, NORMS)]
-    if not 0 <= epsilon < math.inf:
-        wrong.append(f"epsilon must be finite and >= 0, not {epsilon}")
+    if not 0 <= epsilon <= _FARTHEST:
+        wrong.append(f"epsilon must be >= 0 and at most {_FARTHEST:g}, not {epsilon}")
     if wrong:
         raise ConfigError(wrong)
     _check_samples(x, x)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,9 @@ from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
 from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
-from rhobust.files import read_state, write_atomically, write_json, write_state
+from rhobust.files import LOCK, alone_in, read_state, write_atomically, write_json, write_state
 from rhobust.optim import FixedGamma
 from rhobust.toml import read_toml
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; there the user must take care
-    fcntl = None  # type: ignore[assignment]
 
 # One that is being replaced, one that may turn out damaged, one to fall back on.
 _KEPT_CHECKPOINTS = 3
@@ -42,7 +37,6 @@ _KEPT_CHECKPOINTS = 3
 # What a checkpoint holds besides its digest.
 _CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
 
-_LOCK = ".lock"
 _MOST_ROUNDS = 50  # of a federation, that E c is averaged over
 
 
@@ -62,16 +56,20 @@ class Run:
             )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, and a run is a folder; nothing was changed. Choose another --out")
-        if path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+        if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
             raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
         return run
 
     def begin(self, config: Config, **data: str) -> None:
         """Start a run here, if the directory is still vacant; `data` are digests of its samples (`Samples.digest`)."""
         Run.vacant(self.path)
+        try:
+            settings = config.to_toml().encode()
+        except UnicodeEncodeError:
+            raise ConfigError([f"a setting is not text that could be written down: {config.data!r}"]) from None
         write_json(self.path / "data.json", data)
         write_json(self.path / "environment.json", environment(config.device))
-        write_atomically(self.config_path, config.to_toml().encode())  # last: with it, the directory is a run
+        write_atomically(self.config_path, settings)  # last: with it, the directory is a run
 
     def check_data(self, **data: str) -> None:
         """Refuse samples that are not those the run began with, though they bear the same name."""
@@ -117,19 +115,9 @@ class Run:
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone in this directory: a second process that wants to write here is refused."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK).open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RunError(
-                        f"{self.path} is being written by another process; wait for it, or stop it"
-                    ) from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Alone in this directory."""
+        return alone_in(self.path)
 
     def config(self) -> Config:
         """The resolved settings."""

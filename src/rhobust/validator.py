@@ -78,8 +78,8 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
     """Refuse an empty batch, x and y of different length, inputs that are not real, not finite or out of bounds."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise DataError(f"x and y must be tensors, not {type(x).__name__} and {type(y).__name__}; use torch.as_tensor")
-    if len(x) == 0:
-        raise DataError("the batch is empty: nothing to learn from")
+    if x.numel() == 0:
+        raise DataError(f"the batch is empty, of shape {tuple(x.shape)}: nothing to learn from")
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
     if not x.is_floating_point():

@@ -416,3 +416,22 @@ def test_margin_sup_reference_is_a_maximum() -> None:
         gains = np.logaddexp(0, -20 + 4 * t) - gamma * t * t
         assert margin_sup(-20.0, 4.0, gamma) >= gains.max() - 1e-12
     assert all(a >= b for a, b in pairwise([margin_sup(-2.0, 1.0, g) for g in (0.1, 0.2, 0.4)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [24.0, 30.0, 36.0, 42.0])
+def test_a_proved_bound_is_finite_however_sure_the_model_is(scale: float, dtype: torch.dtype) -> None:
+    # So sure that no slope is left at the samples: a first gamma that is guessed from it is that where proofs begin.
+    corners = torch.tensor([[1.0, 0.0], [-0.5, 0.866], [-0.5, -0.866]])
+    model = linear_model(scale * corners).to(dtype)
+    y = torch.arange(30) % 3
+    (found,) = certify(model, Samples(corners[y].to(dtype), y), loss=CROSS_ENTROPY, radii=[0.1])
+    assert found.status == "proved"
+    assert found.attained <= found.bound < scale**2
+
+
+@pytest.mark.parametrize("radius", [1e-310, 1e300])
+def test_a_radius_whose_square_is_no_number_is_refused(radius: float) -> None:
+    model, samples = classification(0, 3)
+    with pytest.raises(ConfigError, match=r"must be 0 or between 1e-100 and 1e\+100"):
+        certify(model, samples, loss=CROSS_ENTROPY, radii=[radius])

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import rhobust
+from rhobust import measurements
 from rhobust.cli import app, main
+from rhobust.config import Config
 from rhobust.data import digits
-from rhobust.errors import RhobustError
+from rhobust.errors import ConfigError, RhobustError
 from rhobust.federation import METHODS
 from rhobust.runs import Run
 from rhobust.shifts import evaluate_shifts
@@ -198,6 +201,44 @@ def test_bad_requests_get_one_clear_error(trained: Path, tmp_path: Path, words: 
     with pytest.raises(RhobustError, match=re.escape(message)):
         CliRunner().invoke(app, filled, catch_exceptions=False)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("more", [["--shifts", "typo"], ["--shifts", "all", "--baseline", "nowhere"]])
+def test_what_was_measured_outlives_a_request_that_is_refused(trained: Path, more: list[str]) -> None:
+    command("evaluate", str(trained), "--attacks", "fgsm", "--epsilons", "0.1", "--samples", "20")
+    before = (trained / "evaluation.json").read_bytes()
+    with pytest.raises(RhobustError):
+        CliRunner().invoke(app, ["evaluate", str(trained), "--epsilons", "0.3", *more], catch_exceptions=False)
+    assert (trained / "evaluation.json").read_bytes() == before
+
+
+def test_numbers_that_cannot_be_kept_are_still_told(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(measurements, "write_json", full)
+    out, words = tmp_path / "out.json", ["--attacks", "fgsm", "--epsilons", "0", "--samples", "20"]
+    done = CliRunner().invoke(app, ["evaluate", str(trained), *words, "--json", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"warning: {trained / 'evaluation.json'} cannot be written: No space left on device" in done.stderr
+    assert json.loads(out.read_text())["samples"] == 20
+
+
+def test_no_digit_is_cut_off_where_the_screen_is_narrow(trained: Path) -> None:
+    attacks = "fgsm,ifgsm,pgd,pgd-margin,apgd,apgd-margin,pgd-paper,square"
+    words = ["evaluate", str(trained), "--attacks", attacks, "--epsilons", "0,0.1", "--samples", "10"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "40"}, catch_exceptions=False)
+    assert "…" not in done.stdout
+    assert all(name in done.stdout for name in attacks.split(","))
+
+
+def test_a_name_that_cannot_be_written_down_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    config = replace(Config.resolve({"method": "erm", "data": "digits"}), data="\udcff.npz")
+    with pytest.raises(ConfigError, match="not text that could be written down"):
+        Run(tmp_path / "run").begin(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_is_lines_on_standard_error_and_exit_code_one(

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from typer.testing import CliRunner
 
 from rhobust import archives
 from rhobust.cli import app
-from rhobust.errors import ConfigError, DataError
+from rhobust.errors import ConfigError, DataError, RunError
+from rhobust.files import alone_in
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, work_through
@@ -111,7 +113,27 @@ def test_interrupted_before_the_first_result_nothing_is_promised(
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["reproduce", "figure1", "--out", str(out)])
     assert (done.exit_code, done.stderr) == (130, "interrupted; nothing was done yet\n")
-    assert not out.exists()
+    assert not list(out.glob("*.json"))
+
+
+def test_two_at_a_time_would_lose_what_the_other_finds(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(RunError, match="is being written by another process"):
+        CliRunner().invoke(app, ["reproduce", "figure1", "--quick", "--out", str(tmp_path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("edited", ["choices", "runs"])
+def test_results_that_were_edited_are_named(whole: Path, tmp_path: Path, edited: str) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    path = tmp_path / "out" / "figure4.json"
+    content = json.loads(path.read_text())
+    if edited == "runs":
+        for run in content["runs"].values():
+            run["errors"] = {}
+    else:
+        del content["choices"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"the results in .*out are not as they were written \("):
+        CliRunner().invoke(app, ["reproduce", "draw", "--out", str(tmp_path / "out")], catch_exceptions=False)
 
 
 def test_a_changed_setting_is_trained_again_and_nothing_else(whole: Path, tmp_path: Path) -> None:

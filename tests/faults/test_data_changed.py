@@ -85,3 +85,24 @@ def test_a_report_says_when_only_weak_attacks_stand_behind_it(place: Path) -> No
     command("report run --out r.json")
     flags = {flag["check"]: flag["message"] for flag in json.loads((place / "r.json").read_text())["flags"]}
     assert flags["strong attacks"].startswith("only fgsm stand behind its errors; run rhobust evaluate run")
+
+
+def test_a_report_shows_no_examples_of_other_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def images(size: int) -> None:
+        draws = np.random.default_rng(0)
+        np.savez(tmp_path / "mine.npz", x=draws.random((60, 1, size, size), np.float32), y=np.arange(60) % 2)
+
+    monkeypatch.chdir(tmp_path)
+    images(8)
+    command(WORDS)
+    command("report run --samples 9 --out r.html")
+    assert "Test sample 1" in Path("r.html").read_text()
+    images(6)
+    command("report run --samples 9 --out r.html")
+    assert "so no examples are shown: " in Path("r.html").read_text()
+
+
+def test_bounds_without_an_end_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).random((9, 2)), y=np.arange(9) % 2, bounds=[0, np.inf])
+    with pytest.raises(DataError, match="bounds must be finite"):
+        from_npz(tmp_path / "mine.npz")

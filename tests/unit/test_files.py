@@ -1,5 +1,6 @@
 """States on disk: what goes in comes out, equal states are equal bytes, and damage is always found."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhobust.errors import RunError
-from rhobust.files import read_state, write_state
+from rhobust.files import read_state, write_atomically, write_state
 
 STATE: dict[str, Any] = {
     "scalar": torch.tensor(1.5),
@@ -78,3 +79,29 @@ def test_any_flipped_bit_or_cut_is_found(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nowhere does not exist"):
         read_state(tmp_path / "nowhere")
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_into(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("before")
+    link.symlink_to(target)
+    write_atomically(link, b"after")
+    assert (link.is_symlink(), target.read_text()) == (True, "after")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, b"through")
+    assert (os.read(reader, 100), pipe.is_fifo()) == (b"through", True)
+    os.close(reader)
+    with pytest.raises(IsADirectoryError) as problem:
+        write_atomically(tmp_path, b"")
+    assert problem.value.filename == str(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(self: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    write_state(tmp_path / "a", STATE)
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(RunError, match="may not be read by this user"):
+        read_state(tmp_path / "a")

@@ -159,6 +159,8 @@ def test_who_cannot_remember_says_so() -> None:
     with pytest.raises(ConfigError) as caught:
         Config.resolve({"method": "erm", "memory": 0.9})
     assert caught.value.problems == ["method 'erm' does not move the samples: drop memory"]
+    with pytest.raises(ConfigError, match="memory and random_start both say where an ascent begins"):
+        Config.resolve({"method": "ifgsm", "epsilon": 0.1, "random_start": True, "memory": 0.9})
 
 
 def test_fit_and_the_command_pass_it_on() -> None:

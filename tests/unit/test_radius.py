@@ -154,7 +154,7 @@ def test_settings_that_make_no_sense_are_told_all_at_once() -> None:
     with pytest.raises(ConfigError) as wrong:
         covering_radius(-1.0, "1", None, x)
     assert len(wrong.value.problems) == 2
-    with pytest.raises(ConfigError, match="finite"):
+    with pytest.raises(ConfigError, match="at most"):
         covering_radius(math.inf, "2", None, x)
     with pytest.raises(DataError, match="outside the bounds"):
         covering_radius(0.1, "2", None, x, bounds=(1, 2))

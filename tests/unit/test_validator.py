@@ -303,6 +303,7 @@ def test_whole_numbers_are_targets_like_others_where_the_model_has_one_output() 
 
 def test_an_empty_batch_is_refused() -> None:
     refused(build(), X[:0], Y[:0], "the batch is empty")
+    refused(build(), X[:, :0], Y, "the batch is empty, of shape")
 
 
 def test_inputs_and_targets_of_different_length_are_refused() -> None:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS
-from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show_flags
+from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show, show_flags, show_unkept
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
 from rhobust.progress import say
@@ -35,6 +35,7 @@ def audit(
             seed=seed,
             done=lambda part: status.update(f"auditing: {part} done"),
         )
+    show_unkept(made)
     if not quiet:
         found = made.result
         say(OUT, f"error in percent on {found['samples']} test samples of {run} at epsilon {epsilon:g}")
@@ -45,7 +46,7 @@ def audit(
         table.add_row(f"us: {', '.join(OURS)}, {RESTARTS} restarts", f"{100 * found['ours']:.2f}", end_section=True)
         for number, (name, error) in enumerate(found["attacks"].items()):
             table.add_row(f"{'and' if number else 'the referee:'} {name}", f"{100 * error:.2f}")
-        OUT.print(table)
+        show(table)
         show_flags(found["flags"])
     if json is not None:
         write_json(json, made.to_json())

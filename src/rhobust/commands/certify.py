@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import ERR, OUT, Quiet, numbers, words
+from rhobust.commands.shared import ERR, OUT, Quiet, numbers, show, show_unkept, words
 from rhobust.files import write_json
 from rhobust.measurements import RADII, Subject, measure_certificates
 from rhobust.progress import say
@@ -35,6 +35,7 @@ def certify(
         made = measure_certificates(
             subject, radii=grid, samples=samples, done=lambda radius: status.update(f"certifying: {radius} done")
         )
+    show_unkept(made)
     rows = made.result["certificates"]
     if not quiet:
         say(
@@ -49,7 +50,7 @@ def certify(
                 f"{row[key]:.4g}" if row[key] is not None else "inf" for key in ("attained", "gap", "gamma", "rho_hat")
             ]
             table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
-        OUT.print(table)
+        show(table)
         if any(row["status"] == "estimated" for row in rows):
             say(OUT, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
     if json is not None:

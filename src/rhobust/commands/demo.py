@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import ERR, OUT, Quiet, show
 from rhobust.progress import say
 
 
@@ -25,5 +25,5 @@ def demo(
         say(ERR, "interrupted; the same command goes on from here")
         raise typer.Exit(130) from None
     if not quiet:
-        OUT.print(table)
+        show(table)
         say(OUT, f"Open {page} in a browser.")

@@ -13,14 +13,25 @@ from rich.table import Table
 
 from rhobust import figures
 from rhobust.attacks import ATTACKS
-from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, names, numbers, show_flags, words
+from rhobust.commands.shared import (
+    ERR,
+    OUT,
+    Quiet,
+    check_seed,
+    names,
+    numbers,
+    show,
+    show_flags,
+    show_unkept,
+    words,
+)
 from rhobust.errors import ConfigError
 from rhobust.files import write_json
 from rhobust.measurements import ATTACKS as DEFAULT_ATTACKS
 from rhobust.measurements import EPSILONS, Measurement, Subject, measure_errors, measure_shifts
 from rhobust.progress import say
 from rhobust.runs import Run
-from rhobust.shifts import SHIFTS
+from rhobust.shifts import SHIFTS, find_shifts
 
 
 def evaluate(
@@ -47,6 +58,11 @@ def evaluate(
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
     subject = Subject.of(Run.find(run))
+    if shifts:  # all that can be refused, before anything is measured and put in place of what was
+        find_shifts(names(shifts), subject.data)
+    beside = Subject.of(Run.find(baseline)) if baseline else None
+    if beside and beside.data.test.digest() != subject.data.test.digest():
+        raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
     made: dict[str, Measurement] = {}
     with ERR.status("evaluating", spinner="dots") as status:
 
@@ -66,11 +82,9 @@ def evaluate(
             )
         if shifts:
             made["shifts"] = measure_shifts(subject, shifts=names(shifts), samples=samples, seed=seed, done=done)
-        if baseline:
-            beside = Subject.of(Run.find(baseline))
-            if beside.data.test.digest() != subject.data.test.digest():
-                raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
+        if beside:
             made["baseline"] = measure_shifts(beside, shifts=names(shifts), samples=samples, seed=seed, done=done)
+    show_unkept(*made.values())
     if not quiet:
         if "errors" in made:
             _show_errors(made["errors"].result, run)
@@ -78,7 +92,7 @@ def evaluate(
             _show_shifts(made["shifts"].result, made["baseline"].result if baseline else None, run)
     if figure is not None:
         shown = {subject.model.config.name: made["shifts"].result}
-        if baseline:
+        if beside:
             shown |= {f"{beside.model.config.name}, baseline": made["baseline"].result}
         means = {name: result["mean"] for name, result in shown.items()}
         figures.save(figures.shift_curves({name: _by_shift(result) for name, result in shown.items()}, means), figure)
@@ -101,7 +115,7 @@ def _show_errors(result: Mapping[str, Any], run: Path) -> None:
     for epsilon in dict.fromkeys(epsilon for attack, epsilon in cells if attack in balls):
         table.add_row(f"{epsilon:g}", *(_percent(cells[attack, epsilon]["error"]) for attack in balls))
     if balls:
-        OUT.print(table)
+        show(table)
     for (attack, budget), cell in cells.items():
         if attack == "wasserstein":
             spent = f"E[c] = {cell['mean_cost']:.4g} of {budget:g}"
@@ -128,7 +142,7 @@ def _show_shifts(result: Mapping[str, Any], baseline: Mapping[str, Any] | None, 
         table.add_row(shift, *row, *map(_percent, means), end_section=shift == list(own)[-1])
     overall = [_percent(found["mean"]) for found in (result, baseline) if found]
     table.add_row("mean over shifts", *[""] * len(severities), *overall)
-    OUT.print(table)
+    show(table)
 
 
 def _by_shift(result: Mapping[str, Any]) -> dict[str, dict[int, float]]:

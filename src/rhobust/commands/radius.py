@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show
 from rhobust.config import Config
 from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
 from rhobust.environment import environment
@@ -44,6 +44,7 @@ def radius(
 ) -> None:
     """Which radius? The one of the drift from one sample to another, or the one that covers a ball."""
     _check(from_, to, epsilon, norm, data, method)
+    check_seed(seed)
     priced = Config(cost=cost).make_cost()
     load: Load = cache(lambda name: load_data(name, data_dir))
     settings: dict[str, Any] = {"data": data, "cost": cost}
@@ -130,7 +131,7 @@ def _show_transport(found: Transport) -> None:
             sizes = "" if name == "excess" else f"{held.size} to {held.size}"
             label = name if name == "excess" else f"{name}, {held.repeats} subsamples"
             table.add_row(label, sizes, f"{estimate.value:.4g}", f"{estimate.error:.2g}")
-    OUT.print(table)
+    show(table)
     say(OUT, _verdict(found))
     if found.error is None and found.samples[0] == found.samples[1]:
         say(
@@ -170,5 +171,5 @@ def _show_covering(found: Covering, settings: dict[str, Any]) -> None:
     low, high = settings["bounds"]
     table.add_row("anywhere", f"{found.free:.4g}")
     table.add_row(f"within [{low:g}, {high:g}]", f"{found.boxed:.4g}")
-    OUT.print(table)
+    show(table)
     say(OUT, "a ball bounds every sample, rho only their average: such a rho allows far more than the ball")

@@ -9,7 +9,7 @@ import typer
 
 from rhobust.commands.shared import ERR, OUT, Quiet
 from rhobust.errors import ConfigError, RhobustError, unknown
-from rhobust.files import write_json
+from rhobust.files import alone_in, write_json
 from rhobust.progress import say
 
 _FIGURES = [f"figure{number}" for number in range(1, 6)]
@@ -56,13 +56,14 @@ def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | 
     from rhobust.reproduction.session import Session
     from rhobust.reproduction.store import Store
 
-    store = Store(out, QUICK if quick else FULL)
-    try:
-        failed = Session(store, figures, seeds, workers).run(ERR, quiet)
-    except KeyboardInterrupt:
-        done = f"{len(store.results)} results are in {out}, and the same command goes on from here"
-        say(ERR, f"interrupted; {done if store.results else 'nothing was done yet'}")
-        raise typer.Exit(130) from None
+    with alone_in(out):
+        store = Store(out, QUICK if quick else FULL)
+        try:
+            failed = Session(store, figures, seeds, workers).run(ERR, quiet)
+        except KeyboardInterrupt:
+            done = f"{len(store.results)} results are in {out}, and the same command goes on from here"
+            say(ERR, f"interrupted; {done if store.results else 'nothing was done yet'}")
+            raise typer.Exit(130) from None
     if failed:
         raise RhobustError(
             f"{len(failed)} failed, as said above; the same command tries them again. The rest is in {out}"

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from rhobust.config import seed_problems
 from rhobust.errors import ConfigError
+from rhobust.measurements import Measurement
 from rhobust.progress import say
 from rhobust.runs import Run
+
+_WIDEST = 10_000
 
 OUT = Console()
 ERR = Console(stderr=True)
@@ -36,6 +40,19 @@ def check_seed(seed: int) -> None:
     """Refuse a seed that torch would not take."""
     if problems := seed_problems(seed):
         raise ConfigError(problems)
+
+
+def show(table: Table) -> None:
+    """A table with all its digits, also where the screen, or what a pipe takes for one, is narrower."""
+    wide = OUT.measure(table, options=OUT.options.update(max_width=_WIDEST)).maximum
+    Console(width=max(wide, OUT.width)).print(table)
+
+
+def show_unkept(*made: Measurement) -> None:
+    """Measurements that could not be written beside their model."""
+    for one in made:
+        if one.unkept:
+            say(ERR, f"warning: {one.unkept}. The numbers are what was measured, and were not kept there")
 
 
 def show_flags(flags: Sequence[dict[str, str]]) -> None:

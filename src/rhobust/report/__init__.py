@@ -213,8 +213,8 @@ def _entry(
             except (Refused, DataError) as reason:
                 refused[kind] = str(reason)
     try:
-        environment = json.loads((run.path / "environment.json").read_text())
-    except ValueError:
+        environment = dict(json.loads((run.path / "environment.json").read_text()))
+    except (ValueError, TypeError):
         raise RunError(f"{run.path / 'environment.json'} is damaged; put back the file") from None
     records = run.metrics()
     if not records:

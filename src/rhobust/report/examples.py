@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from rhobust.attacks import attack, find_attack
 from rhobust.data import load_data
-from rhobust.errors import ConfigError, DataError
+from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.losses import cross_entropy
 from rhobust.report import Report
 from rhobust.report.rows import Row
@@ -66,8 +66,10 @@ def examples(report: Report, seed: int = 0) -> Examples:
     config = report.rows[0].first.config
     try:
         data = load_data(config.data, config.data_dir)
-    except (ConfigError, DataError) as problem:
-        return Examples([], reason=f"The data cannot be read any more, so no examples are shown: {problem}")
+        for row in report.rows:
+            row.first.run.check_data(test=data.test.digest())
+    except (ConfigError, DataError, RunError) as problem:
+        return Examples([], reason=f"The data are not there any more as they were, so no examples are shown: {problem}")
     if not is_image(data.test.x.shape[1:]):
         return Examples([], reason="The data are not images, so no examples are shown.")
     name = where[0] if not where[0].startswith("worst") else ("pgd-l2" if where[0].endswith("-l2") else "pgd")

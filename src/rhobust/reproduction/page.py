@@ -25,6 +25,16 @@ def draw(out: Path, page: Path | None = None, quick: bool = False) -> list[Path]
     Without one, the figures and all tables go to `out` itself. What was written, by path; nothing is, if the page
     cannot be filled in. `quick`: which results to ask for, where there are none.
     """
+    try:
+        return _drawn(out, page, quick)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
+        raise RunError(
+            f"the results in {out} are not as they were written ({type(problem).__name__}: {problem}); put them back, "
+            "or choose another --out"
+        ) from problem
+
+
+def _drawn(out: Path, page: Path | None, quick: bool) -> list[Path]:
     contents = read_all(out, quick)
     found_quick = any(content["settings"]["quick"] for content in contents.values())
     if found_quick and page is not None:
