@@ -29,9 +29,8 @@ def evaluated(clean: float, pgd: float, samples: int = 50, asked: dict[str, Any]
         {"attack": "pgd", "epsilon": epsilon, "error": error, "discarded": 0, "mean_cost": None}
         for epsilon, error in ((0.0, clean), (0.2, pgd))
     ]
-    return Measurement(
-        "", asked, {"torch": "2"}, {"samples": samples, "clean": clean, "attacked": cells, "checked": ["inside"]} | more
-    )
+    found = {"samples": samples, "clean": clean, "attacked": cells, "checked": ["grows", "inside"]}
+    return Measurement("", asked, {"torch": "2"}, found | more)
 
 
 def entry(measured: dict[Kind, Measurement] | None = None, path: str = "runs/a", **options: Any) -> Entry:
