@@ -10,6 +10,21 @@ from typing import Any
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, are as good as Ctrl-C: what is in charge cleans up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before: dict[int, Any] = {number: signal.signal(number, signal.default_int_handler) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def deferred_signals(enabled: bool) -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM instead of letting them cut a step in two; the same signal again acts at once."""
     received: list[int] = []

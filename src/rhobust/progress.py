@@ -64,7 +64,7 @@ class TrainingProgress(Observer):
     def stepped(self, record: Record) -> None:
         against = f" / rho {self._radius:g}" if self._radius is not None else ""
         state = f"loss {record.loss:.3f}  gamma {record.gamma:.3g}  E[c] {record.rho_eff:.3g}{against}"
-        self._bar.update(self._task, advance=1, state=state)
+        self._bar.update(self._task, completed=record.step + 1, state=state)  # not every one need be told of
         if isinstance(record, FederatedRecord) and record.errors and not self._bar.disable:
             say(self.console, f"after {record.step + 1} rounds: {in_words(record.errors)}")
 

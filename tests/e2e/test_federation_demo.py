@@ -65,6 +65,7 @@ def test_what_cannot_be_is_one_clear_line(demo: Path, tmp_path: Path) -> None:
         (["submit", fed, "radius=2", "--out", str(tmp_path / "run")], "cannot be reached"),
         (["submit", fed, "radius=2", "workers=7", "--out", str(tmp_path / "run")], "has 3 sites"),
         (["submit", fed, "radius=2", "partition=iid", "--out", str(tmp_path / "run")], "simulated workers"),
+        (["submit", fed, "radius=2", "limit=50", "--out", str(tmp_path / "run")], "by share in its site.toml"),
         (["submit", fed, "radius=2"], "--out DIRECTORY"),
         (["submit", str(tmp_path), "--out", "run"], "is no federation"),
         (["start", fed, "--site", "site-9"], "no kit of site-9"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,3 +76,21 @@ def test_a_stop_waits_for_the_round_before_the_job_is_aborted(
     jobs._stop(SimpleNamespace(abort_job=aborted.append), "job", report, 60.0)  # type: ignore[arg-type]
     assert aborted == ([] if answers else ["job"])
     assert not stop_file(report).exists()
+
+
+def test_where_only_some_are_asked_one_who_is_gone_is_told_of_once(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told(Observer):
+        def warned(self, message: str) -> None:
+            told.append(message)
+
+    follower = submission(tmp_path, Told())
+    gone = FederatedRecord(0, 0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1, 1, {"c": "no answer"}, 0, 0)
+    without = replace(gone, workers=2, dropped={})  # two of three were asked, and c was not
+    for step, record in enumerate([gone, without, gone, without]):
+        follower._tell(replace(record, step=step))
+    assert told == ["round 0: c was dropped: no answer"]
+    assert follower._dropped == {"c"}
+    follower._tell(replace(gone, workers=3, dropped={}))  # all were asked, and all answered
+    assert not follower._dropped

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -17,10 +18,13 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.collab.api.decorators import get_object_publish_interface
+from nvflare.collab.api.exceptions import RunAborted
 from nvflare.fuel.utils import fobs
 
 from rhobust.config import Config
 from rhobust.engines.federated import Task, Upload
+from rhobust.engines.nvflare import coordinator as coordinator_module
+from rhobust.engines.nvflare import site as site_module
 from rhobust.engines.nvflare.coordinator import Coordinator
 from rhobust.engines.nvflare.jobs import job_of
 from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
@@ -180,7 +184,44 @@ def test_who_is_not_connected_is_never_called() -> None:
     assert len(wires.calls) == 1
 
 
-def test_of_a_failure_only_its_kind_leaves_a_site_and_it_does_one_thing_at_a_time() -> None:
+def called_by(monkeypatch: pytest.MonkeyPatch, caller: str) -> None:
+    monkeypatch.setattr(site_module, "collab", SimpleNamespace(caller=caller, site_name="site-1"))
+
+
+def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever chooses theta and the size of a batch can read single samples from the answer.
+    site, done = Site(), []
+    called_by(monkeypatch, "site-2")
+    for ask in (lambda: site.gradient(from_task(TASK)), lambda: site.prepare({"config": ""})):
+        assert ask() == {"problem": "Stranger"}
+    assert site._answered(lambda: {"done": done.append(1)}) == {"problem": "Stranger"}
+    assert (site._post, done) == (None, [])
+    called_by(monkeypatch, "server")
+    assert site.gradient(from_task(TASK)) == {"problem": "RhobustError"}  # it was heard: there are no settings yet
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_who_is_being_shut_down_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aborted: bool) -> None:
+    class Answers(dict[str, object]):
+        failures = {"b": RuntimeError("\x1b[2J gone")} if aborted else {"b": RuntimeError("runtime is shutting down")}
+
+    clients = SimpleNamespace(gradient=lambda argument: Answers(a=1))
+    engine = SimpleNamespace(get_clients=lambda names: lambda timeout: clients, is_aborted=aborted)
+    monkeypatch.setattr(coordinator_module, "collab", engine)
+    coordinator = Coordinator("run", str(tmp_path / "report.json"), ["a", "b"], 1.0)
+    with pytest.raises(RunAborted):
+        coordinator._call(["a", "b"], "gradient", {}, 1.0)
+    Answers.failures = {"b": RuntimeError("\x1b[2J gone")}
+    engine.is_aborted = False
+    values, failures = coordinator._call(["a", "b"], "gradient", {}, 1.0)
+    assert values == {"a": 1}
+    assert failures == {"b": r"cannot be reached: \x1b[2J gone"}  # nothing that steers a terminal
+
+
+def test_of_a_failure_only_its_kind_leaves_a_site_and_it_does_one_thing_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called_by(monkeypatch, "server")
     site = Site()
 
     def fail() -> Message:
@@ -314,6 +355,10 @@ def test_keys_are_for_their_owner_alone_and_stay_in_their_kits(kits: Kits) -> No
         assert "client.key" in names
         assert "rootCA.key" not in names
     kept = [path for path in (kits.path / "authority").rglob("*") if path.is_file()]
+    for site in kits.sites:  # whose private key is nowhere but in its kit
+        secret = next((kits.path / site).rglob("client.key")).read_text().strip()
+        assert not [path for path in kept if json.dumps(secret)[1:-1] in path.read_text()]
+    assert "PRIVATE KEY" in "".join(path.read_text() for path in kept)  # the authority's own
     assert kept
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)  # also in a copy of the folder
 

@@ -15,6 +15,7 @@ from rhobust.commands.train import destination, layers
 from rhobust.config import Config
 from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
+from rhobust.interrupts import interruptible
 from rhobust.progress import TrainingProgress, in_words, say
 from rhobust.runner import federation_of
 from rhobust.runs import Run
@@ -26,6 +27,7 @@ Deadline = Annotated[float, typer.Option(help="Seconds that a site has to answer
 federation = typer.Typer(help="Train across machines whose data never leave them.", no_args_is_help=True)
 
 _DEMO = {"method": "drfl", "radius": 2.0, "rounds": 200, "evaluate_every": 100, "threads": 1, "checkpoint_every": 50}
+_DEMO_SITES = 3
 _SIMULATED = ("partition", "liars", "lie")
 
 
@@ -123,20 +125,25 @@ def submit(
 @federation.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the federation and the run go.")] = Path("runs/federation"),
-    workers: Annotated[int, typer.Option(help="How many sites.")] = 3,
+    workers: Annotated[int | None, typer.Option(help="How many sites.", show_default="3")] = None,
     quiet: Quiet = False,
 ) -> None:
     """All of it on this machine: make a federation, start it, train on the digits, stop it."""
     _need_engine()
+    from rhobust.engines.nvflare.kits import Kits
+
     fed, path = out / "fed", out / "run"
     if not (fed / "federation.json").exists():
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        init(fed, workers, "localhost", port, quiet)
+        init(fed, _DEMO_SITES if workers is None else workers, "localhost", port, quiet)
+    sites = len(Kits.find(fed).sites)
+    if workers not in (None, sites):
+        raise ConfigError([f"{fed} is a federation of {sites} sites, not of {workers}: choose another --out"])
     try:
         start(fed, None, quiet)
         known = (path / "config.toml").exists()
-        _follow(fed, path, None if known else _settings([_DEMO], workers), 30.0, quiet)
+        _follow(fed, path, None if known else _settings([_DEMO], sites), 30.0, quiet)
     finally:
         stop(fed, None, quiet)
     errors = Run.find(path).metrics()[-1]["errors"]
@@ -152,10 +159,11 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
     again, before = f"rhobust federation submit {fed} --resume {path}", Run(path).finished
     label = f"resuming {path}" if settings is None else f"{settings.name} at {fed}"
     try:
-        with TrainingProgress(ERR, label, quiet) as progress:
+        with interruptible(), TrainingProgress(ERR, label, quiet) as progress:
             Submission(Kits.find(fed), path, deadline, progress, settings).follow()
     except KeyboardInterrupt:
-        say(ERR, f"interrupted; continue with: {again}")
+        begun = (path / "config.toml").exists()
+        say(ERR, f"interrupted; {f'continue with: {again}' if begun else 'nothing was begun'}")
         raise typer.Exit(130) from None
     except RhobustError:
         if any((path / "checkpoints").glob("*")):
@@ -169,6 +177,8 @@ def _settings(given: list[dict[str, Any]], sites: int) -> Config:
     """Settings for real sites, who are as many as they are and hold what they hold."""
     named = {key.replace("-", "_"): value for layer in given for key, value in layer.items()}
     problems = [f"{key} is for simulated workers (rhobust federate); drop it" for key in _SIMULATED if key in named]
+    if "limit" in named:
+        problems.append("limit is for one who has all the data; a site takes less of its own by share in its site.toml")
     if named.get("workers", sites) != sites:
         problems.append(f"workers is {named['workers']}, but this federation has {sites} sites; drop it")
     if problems:

@@ -28,6 +28,7 @@ from rhobust.optim import ProximalOptimizer
 # Curves are drawn over epochs; a federation has none, so this many rounds make one.
 _ROUNDS_PER_EPOCH = 50
 _MOST_SAMPLES = 2**53  # a double holds every whole number up to there
+_NOT_FINITE = "its gradient or its loss is not finite"
 _NUMBER = 8  # bytes of a number that travels beside theta
 
 
@@ -150,6 +151,11 @@ class Server:
         rules = (self.aggregator.after(count) for count in range(len(caught) + 1))
         aggregator = next((rule for rule in rules if rule.fewest <= len(kept)), self.aggregator.after(len(caught)))
         needed = max(self.quorum, aggregator.fewest)
+        if not kept and names and all(reason == _NOT_FINITE for reason in dropped.values()):
+            raise Diverged(
+                f"in round {self.round} no worker's gradient is finite; nothing was updated. Lower the learning "
+                "rate, or raise gamma_min or lower the radius"
+            )
         if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
             raise QuorumLost(
@@ -159,14 +165,16 @@ class Server:
         counts = [float(upload.samples) if self.weighted else 1.0 for upload in kept]
         weights = torch.tensor(counts, dtype=torch.float64)
         theta, left_out = aggregator.told(torch.stack([upload.theta for upload in kept]), weights)
-        gamma = aggregator(torch.tensor([[upload.gamma] for upload in kept], dtype=torch.float64), weights)
-        share = (weights / weights.sum()).tolist()
+        gamma, loss = (
+            float(aggregator(torch.tensor([[number] for number in numbers], dtype=torch.float64), weights)[0])
+            for numbers in ([upload.gamma for upload in kept], [upload.loss for upload in kept])
+        )
         useful = [name for name in names if name not in dropped]
         return self.apply(
             Aggregate(
                 theta=theta,
-                gamma=float(gamma[0]),
-                loss=math.fsum(part * upload.loss for part, upload in zip(share, kept, strict=True)),
+                gamma=gamma,
+                loss=loss,
                 gradients=sum(upload.gradients for upload in kept),
                 workers=len(kept),
                 dropped=dropped,
@@ -221,11 +229,13 @@ class Server:
             return f"its gradient has shape {tuple(upload.theta.shape)} and type {upload.theta.dtype}"
         numbers = torch.tensor([upload.gamma, upload.loss], dtype=self.objective.gamma.dtype)  # finite there, too
         if not all(number.isfinite() for number in (torch.linalg.vector_norm(upload.theta), *numbers)):
-            return "its gradient is not finite"
+            return _NOT_FINITE
         if upload.gamma > self.objective.radius * (1 + 1e-6):
             return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"
         if upload.samples > _MOST_SAMPLES:
             return "it says that it has more samples than there can be"
+        if not 0 <= upload.gradients <= _MOST_SAMPLES:
+            return "it says that it took more gradients than there can be, or fewer than none"
         return "it has no samples" if upload.samples < 1 else None
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nvflare.collab.api.exceptions import RunAborted
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.engines.federated import QuorumLost
-from rhobust.engines.nvflare.sites import Sites
+from rhobust.engines.nvflare.sites import Sites, printable
 from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
 from rhobust.errors import RhobustError
@@ -28,6 +28,7 @@ from rhobust.trainer import seeded
 FINISHED, STOPPED = "finished", "stopped"
 
 _LOG = logging.getLogger("rhobust.coordinator")
+_CLOSING = "runtime is shutting down"  # the engine's words of a site whose job is being aborted
 
 
 class Coordinator:
@@ -94,7 +95,10 @@ class Coordinator:
         if self._sweep:
             self._sweep()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
-        return dict(found), {name: _reason(error, seconds) for name, error in found.failures.items()}
+        reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
+        if collab.is_aborted or any(_CLOSING in reason for reason in reasons.values()):
+            raise RunAborted  # who is being shut down has not failed: no round without them
+        return dict(found), reasons
 
 
 class _Stop(Exception):
@@ -119,4 +123,4 @@ def _reason(error: Exception, seconds: float) -> str:
     cause = getattr(error, "cause", error)
     if isinstance(cause, TimeoutError):
         return f"no answer within {seconds:g} s"
-    return f"cannot be reached: {' '.join(str(cause).split())[:200]}"
+    return f"cannot be reached: {printable(' '.join(str(cause).split()), 200)}"

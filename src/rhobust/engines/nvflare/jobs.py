@@ -15,7 +15,7 @@ from pathlib import Path
 from nvflare.collab.runtime.controller import CollabController
 from nvflare.collab.runtime.executor import CollabExecutor
 from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.job_config.api import FedJob
 
 from rhobust.config import Config
@@ -60,7 +60,13 @@ def admin(kits: Kits) -> Iterator[Session]:
         if not kits.answers():
             raise ConnectionError("nobody listens there")
         with _hushed():
-            session = new_secure_session(ADMIN, str(kits.admin), timeout=_LOGIN)
+            session = Session(username=ADMIN, startup_path=str(kits.admin), secure_mode=True)
+            try:
+                session.try_connect(_LOGIN)
+            except BaseException:  # also an interrupt: its threads would keep the process
+                with contextlib.suppress(Exception):
+                    session.close()
+                raise
     except Exception as problem:  # the engine has many words for it
         start = f"rhobust federation start {kits.path}"
         raise FederationError(f"{where} cannot be reached ({_line(problem)}); start it with: {start}") from None
@@ -112,9 +118,11 @@ class Submission:
         self._check(run, known)
         with admin(self.kits) as session:
             while not run.finished:
-                lines = len(run.metrics())
-                self.observer.started(federation_of(known).rounds, lines, known.radius)
-                self._read = run.metrics_path.stat().st_size if lines else 0
+                records = run.metrics()
+                taken = records[-1]["step"] + 1 if records else 0
+                self.observer.started(federation_of(known).rounds, taken, known.radius)
+                self._read = run.metrics_path.stat().st_size if records else 0
+                self._dropped = frozenset()
                 self._take_part(session, run, known)
                 self.config = None  # whatever comes next goes on from here
         return run
@@ -136,10 +144,11 @@ class Submission:
         report = self.kits.path / "reports" / f"{uuid.uuid4()}.json"
         settings = "" if self.config is None else self.config.to_toml()
         coordinator = Coordinator(str(run.path), str(report), list(self.kits.sites), self.deadline, settings)
-        with tempfile.TemporaryDirectory() as folder, _hushed():
-            job_of(coordinator, {name: Site() for name in there}).export_job(folder)
-            job = str(session.submit_job(str(Path(folder) / "rhobust")))
+        job = None
         try:
+            with tempfile.TemporaryDirectory() as folder, _hushed():
+                job_of(coordinator, {name: Site() for name in there}).export_job(folder)
+                job = str(session.submit_job(str(Path(folder) / "rhobust")))
             again = self._watched(session, run, job, report)
         except FederationError:
             raise  # there is nobody left to be stopped
@@ -152,6 +161,8 @@ class Submission:
         self._show(run)
         if again and outcome in (STOPPED, ""):
             return  # the next goes on from the last checkpoint
+        if outcome == STOPPED:
+            raise FederationError("the training was stopped by somebody else, through the engine")
         if outcome != FINISHED:
             raise FederationError(
                 outcome or f"the training was lost; {self.kits.path / 'server' / 'log.txt'} says more"
@@ -214,14 +225,21 @@ class Submission:
         for name, reason in record.dropped.items():
             if name not in self._dropped:
                 self.observer.warned(f"round {record.step}: {name} was dropped: {reason}")
-        self._dropped = frozenset(record.dropped)
+        everybody = record.workers + len(record.dropped) >= len(self.kits.sites)
+        # Where only some are asked, one who was dropped before may still be gone.
+        self._dropped = frozenset(record.dropped) | (frozenset() if everybody else self._dropped)
         self.observer.stepped(record)
 
 
-def _stop(session: Session, job: str, report: Path, deadline: float) -> None:
-    """Have a job end after a checkpoint, and wait for it; one that does not is ended by the engine."""
+def _stop(session: Session, job: str | None, report: Path, deadline: float) -> None:
+    """Have a job end after a checkpoint, and wait for it; one that does not is ended by the engine.
+
+    One that was interrupted while it was handed over has no name yet; if it begins, it finds that it should not.
+    """
     request = stop_file(report)
     write_atomically(request, b"")
+    if job is None:
+        return
     _await(report, deadline + _STOP)  # the round that is under way may take its whole time
     request.unlink(missing_ok=True)
     if not _outcome(report):

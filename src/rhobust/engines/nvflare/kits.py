@@ -110,6 +110,7 @@ def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
     for name, folder in ((SERVER, host), *((site, site) for site in sites), ("admin", ADMIN)):
         shutil.move(kits / folder, path / name)
     shutil.rmtree(kits)
+    _forget_keys(work)
     work.chmod(0o700)
     for key in work.rglob("*"):  # also once it is copied to where it is kept
         key.chmod(0o700 if key.is_dir() else 0o600)
@@ -123,6 +124,14 @@ def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
     found = Kits(path.resolve(), host, port, sites)
     write_json(path / "federation.json", {key: value for key, value in asdict(found).items() if key != "path"})
     return found
+
+
+def _forget_keys(work: Path) -> None:
+    """Of the authority's books: a site's private key is the site's alone, once its kit has left."""
+    for book in work.rglob("cert.json"):
+        kept = json.loads(book.read_text())
+        parties = {name: party for name, party in kept.items() if isinstance(party, dict)}
+        write_json(book, kept | {name: {"cert": party["cert"]} for name, party in parties.items()})
 
 
 def _provisioned(work: Path, host: str, port: int, sites: Sequence[str]) -> Path:

@@ -24,6 +24,7 @@ from rhobust.runner import engine_of, work_of
 from rhobust.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")
+_COORDINATOR = "server"  # the engine's name for whoever runs the job's controller
 _KEYS = {"data": str, "data_dir": str, "share": str}
 
 
@@ -106,7 +107,11 @@ class Post:
 
 
 class Site:
-    """What the coordinator may call. Answers are plain values; of a failure only its kind leaves the site."""
+    """What the coordinator may call, and nobody else: the engine lets every party of a job call every other, and who
+    chooses the tasks of a site can read its samples from the answers.
+
+    Answers are plain values; of a failure only its kind leaves the site.
+    """
 
     def __init__(self) -> None:
         self._post: Post | None = None
@@ -146,6 +151,9 @@ class Site:
 
         One call at a time: who is still busy with a round that the others have left behind says so.
         """
+        if collab.caller != _COORDINATOR:
+            _LOG.warning("%s asked, and only the coordinator may", collab.caller)
+            return {"problem": "Stranger"}
         if not self._busy.acquire(blocking=False):
             return {"problem": "Busy"}
         try:

@@ -87,7 +87,7 @@ class Sites(Workers):
 def _problem(value: object) -> str | None:
     """What a site says went wrong, if anything."""
     if isinstance(value, dict) and isinstance(value.get("problem"), str):
-        return f"failed: {_printable(value['problem'], 60)} (its own log says more)"
+        return f"failed: {printable(value['problem'], 60)} (its own log says more)"
     return None
 
 
@@ -95,9 +95,9 @@ def _upload(value: object) -> Upload | str:
     try:
         return _problem(value) or to_upload(value)
     except ValueError as problem:
-        return _printable(str(problem), 200)
+        return printable(str(problem), 200)
 
 
-def _printable(words: str, most: int) -> str:
+def printable(words: str, most: int) -> str:
     """Words of a site, for a log and a terminal: not too many, and nothing that steers one."""
     return ascii(words[:most])[1:-1]
