@@ -127,8 +127,8 @@ def batches_of(data: object, batch_size: int | None, seed: int, device: torch.de
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
         return LoaderBatches(data, device)
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    if batch_size < 1:
-        raise DataError(f"batch_size must be at least 1, not {batch_size}")
+    if type(batch_size) is not int or batch_size < 1:
+        raise DataError(f"batch_size must be a whole number, at least 1, not {batch_size}")
     if isinstance(data, Dataset):
         return DatasetBatches(data, batch_size, seed, device)
     if isinstance(data, Samples):

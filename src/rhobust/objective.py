@@ -52,9 +52,14 @@ class Surrogate:
         """How far the inputs are from their centers, (B, ...)."""
         return self.zeta - self.center
 
+    @property
+    def rho_eff(self) -> float:
+        """E c over the batch."""
+        return float(self.cost.mean())
+
     def __repr__(self) -> str:
         mean = f"value={float(self.value.detach()):.4g}, loss={float(self.loss.mean()):.4g}"
-        return f"Surrogate({mean}, rho_eff={float(self.cost.mean()):.4g}, gradients={self.gradients})"
+        return f"Surrogate({mean}, rho_eff={self.rho_eff:.4g}, gradients={self.gradients})"
 
 
 class RobustObjective(nn.Module):

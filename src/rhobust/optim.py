@@ -7,6 +7,7 @@ with g_gamma = rho - E c. The server of a federation calls the same step on aver
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
@@ -200,6 +201,12 @@ class ProximalOptimizer(Optimizer):
     ) -> None:
         if not (isinstance(optimizer, Optimizer) and isinstance(objective, RobustObjective)):
             raise Refused("the arguments are a torch optimizer over model.parameters() and a RobustObjective")
+        if isinstance(optimizer, LBFGS):
+            raise Refused("LBFGS asks for the loss several times in a step, and a batch's worst case is found once")
+        if not isinstance(regularizer, Regularizer | None):
+            raise Refused(f"regularizer must be a Regularizer such as rhobust.L1(0.1), not {regularizer!r}")
+        if not isinstance(gamma_rule, GammaRule | None):
+            raise Refused(f"gamma_rule must be a GammaRule such as rhobust.Multiplicative(), not {gamma_rule!r}")
         self.objective = objective
         self.regularizer: Regularizer = regularizer or NoRegularizer()
         learned = objective.maximizer.penalized
@@ -227,6 +234,7 @@ class ProximalOptimizer(Optimizer):
                 f"known; pass metric=, or use one of {', '.join(kind.__name__ for kind in METRICS)}"
             )
         self._metric: Metric = known or _sgd_metric
+        self._asked = self.gamma_rule.lr == optimizer.param_groups[0]["lr"]  # equal rates: as asked, or already told of
         self.base = optimizer
         super().__init__([objective.gamma], {"lr": self.gamma_rule.lr})
         self.param_groups = [*optimizer.param_groups, *self.param_groups]
@@ -241,7 +249,7 @@ class ProximalOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # What `Optimizer` keeps in a copy, and what is ours.
-        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric")
+        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric", "_asked")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ours}}
 
     @torch.no_grad()
@@ -285,8 +293,23 @@ class ProximalOptimizer(Optimizer):
         if gamma.grad is None:
             return
         lr = self.param_groups[-1]["lr"]
+        self._check_schedule(lr)
         ruled = self.gamma_rule.update(gamma, gamma.grad, objective.radius, lr, self.state[gamma])
         gamma.copy_(ruled.clamp_min(objective.gamma_min))  # projection on Gamma = [gamma_min, infinity)
+
+    def _check_schedule(self, lr: float) -> None:
+        """Most schedules scale the rate of each group; some set one number for all, and gamma hardly moves then."""
+        theta_lr = self.param_groups[0]["lr"]
+        if self._asked or isinstance(lr, Tensor) or isinstance(theta_lr, Tensor):
+            return
+        if lr == theta_lr and lr < 0.5 * self.gamma_rule.lr:
+            self._asked = True
+            warnings.warn(
+                f"gamma's learning rate was {self.gamma_rule.lr:g} and is now theta's, {lr:g}: gamma may not find its "
+                "place. A schedule that sets rates (OneCycleLR, CyclicLR) takes one for each group, gamma's last: "
+                f"max_lr=[..., {self.gamma_rule.lr:g}]",
+                stacklevel=4,
+            )
 
     @torch.no_grad()
     def stationarity(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Progress on a terminal; silence elsewhere."""
+"""Progress on a terminal; elsewhere only what was asked for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrainingProgress(Observer):
     """
 
     def __init__(self, console: Console, label: str, quiet: bool = False) -> None:
-        self.console, self.label = console, label
+        self.console, self.label, self.quiet = console, label, quiet
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -65,7 +65,7 @@ class TrainingProgress(Observer):
         against = f" / rho {self._radius:g}" if self._radius is not None else ""
         state = f"loss {record.loss:.3f}  gamma {record.gamma:.3g}  E[c] {record.rho_eff:.3g}{against}"
         self._bar.update(self._task, completed=record.step + 1, state=state)  # not every one need be told of
-        if isinstance(record, FederatedRecord) and record.errors and not self._bar.disable:
+        if isinstance(record, FederatedRecord) and record.errors and not self.quiet:
             say(self.console, f"after {record.step + 1} rounds: {in_words(record.errors)}")
 
     def warned(self, message: str) -> None:

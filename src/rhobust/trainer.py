@@ -252,10 +252,12 @@ def fit(
         raise ConfigError([problem])
     if gamma_rule is not None and not chosen.robust:
         raise ConfigError([chosen.no_gamma_rule])
-    if epochs < 1:
-        raise ConfigError([f"epochs must be at least 1, not {epochs}"])
+    if type(epochs) is not int or epochs < 1:
+        raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
     if next(model.parameters(), None) is None:
         raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
+    if not any(theta.requires_grad for theta in model.parameters()):
+        raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
     device = next(model.parameters()).device
     engine = compose(
         model,

@@ -113,7 +113,7 @@ def test_unusable_data_are_named() -> None:
         batches_of((torch.full((3, 2), torch.nan), torch.zeros(3)), 16, 0, CPU)
     with pytest.raises(DataError, match="wrap an iterable dataset in a DataLoader"):
         batches_of(Stream(), 16, 0, CPU)
-    with pytest.raises(DataError, match="batch_size must be at least 1, not 0"):
+    with pytest.raises(DataError, match="batch_size must be a whole number, at least 1, not 0"):
         batches_of((X, Y), 0, 0, CPU)
     with pytest.raises(DataError, match="give numbers"):
         batches_of((np.array(["a"]), np.array([1])), 16, 0, CPU)

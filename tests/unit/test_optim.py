@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -583,3 +585,30 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         rhobust.ProximalOptimizer(torch.optim.Adam(nn.Linear(2, 2).parameters()), objective)
     with pytest.raises(Refused, match="a torch optimizer over model"):
         rhobust.ProximalOptimizer(objective, torch.optim.Adam(objective.model.parameters()))  # type: ignore[arg-type]
+
+
+def test_a_schedule_that_sets_one_rate_for_all_is_told_of_once_and_one_that_scales_is_not() -> None:
+    def warned(schedule: Callable[[Optimizer], Any]) -> list[str]:
+        model = Vector([1.0])
+        optimizer = wrap(model, SGD([model.theta], lr=0.001))
+        scheduler = schedule(optimizer)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                optimizer.objective.gamma.grad = torch.zeros_like(optimizer.objective.gamma)
+                model.theta.grad = torch.zeros_like(model.theta)
+                optimizer.step()
+                scheduler.step()
+        return [str(one.message) for one in said]
+
+    once = partial(torch.optim.lr_scheduler.OneCycleLR, total_steps=10, cycle_momentum=False)
+    (message,) = warned(lambda optimizer: once(optimizer, max_lr=0.002))
+    assert "takes one for each group, gamma's last: max_lr=[..., 0.05]" in message
+    assert not warned(lambda optimizer: once(optimizer, max_lr=[0.002, 0.05]))
+    assert not warned(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10))
+
+
+def test_an_optimizer_that_asks_for_the_loss_again_is_refused() -> None:
+    model = Vector([1.0])
+    with pytest.raises(Refused, match="LBFGS asks for the loss several times in a step"):
+        wrap(model, torch.optim.LBFGS([model.theta]))
