@@ -81,8 +81,8 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def trained(one: Any, rate_of: Callable[[int], float]) -> Tensor:
     for step, (x, y) in enumerate(batches(60)):
-        for group in one.optimizer.param_groups:
-            group["lr"] = rate_of(step)
+        for share, group in enumerate(one.optimizer.param_groups, start=1):  # theta's and gamma's
+            group["lr"] = share * rate_of(step)
         one.step(x, y, step, 0)
     while one.flush():
         pass
