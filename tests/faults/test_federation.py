@@ -19,6 +19,7 @@ from rhobust.engines.nvflare import processes
 from rhobust.engines.nvflare.kits import FederationError, make_kits
 from rhobust.engines.nvflare.processes import Party
 from tests.deployments import (
+    PATIENCE,
     Deployment,
     assert_same,
     deployed,
@@ -40,7 +41,9 @@ SECRET = "/patients/names.npz"
 LIAR = """
 import sys
 if any("worker_process" in word for word in sys.orig_argv):
-    import json, pathlib, time
+    import json, os, pathlib, time
+    if pathlib.Path({lies!r} + ".dead").exists():
+        os._exit(1)
     from rhobust.engines.nvflare.site import Site
     honest = Site._gradient
     def lying(self, task):
@@ -105,6 +108,23 @@ def submit(federation: Deployment, folder: Path, tmp_path: Path) -> Submit:
         return federation.submit(*words, "--out", str(tmp_path / "run"), *options)
 
     return submitted
+
+
+def test_a_site_whose_process_does_not_come_up_is_left_out_of_a_training_that_begins(
+    federation: Deployment, folder: Path, submit: Submit, tmp_path: Path
+) -> None:
+    dead = folder / "lies.json.dead"
+    dead.touch()
+    try:
+        training = submit("--deadline", DEADLINE, rounds=30, quorum=1)
+        with killed_at_last(training):
+            said = training.communicate(timeout=3 * PATIENCE)[1]
+    finally:
+        dead.unlink()
+    assert training.returncode == 0, said
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(30))
+    assert all(record["dropped"] == {"site-2": "is not connected"} for record in records)
 
 
 def test_a_faulty_answer_is_dropped_and_named_and_an_interrupt_waits_for_its_checkpoint(

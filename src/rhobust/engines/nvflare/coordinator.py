@@ -40,6 +40,7 @@ class Coordinator:
 
     def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
         self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
+        self.missing: list[str] = []  # sites that are connected and whose process does not come up
         self._sweep: Sweep | None = None
 
     @collab.main  # type: ignore[untyped-decorator]
@@ -76,7 +77,7 @@ class Coordinator:
                 run.begin(config, train=data.train.digest(), test=data.test.digest())
             if run.finished:
                 return
-            present = [client.name for client in collab.clients]
+            present = [client.name for client in collab.clients if client.name not in self.missing]
             sites = Sites(self.sites, present, settings, self.deadline, self._call)
             rounds = rounds_of(config, server, sites, data, run)
             self._sweep = Sweep()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nvflare.collab.runtime.controller import CollabController
 from nvflare.collab.runtime.executor import CollabExecutor
 from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
 from nvflare.fuel.flare_api.flare_api import Session
@@ -20,6 +19,7 @@ from nvflare.job_config.api import FedJob
 
 from rhobust.config import Config
 from rhobust.engines.federated import FederatedRecord
+from rhobust.engines.nvflare.controller import PatientController
 from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator, stop_file
 from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
 from rhobust.engines.nvflare.site import Site
@@ -35,6 +35,7 @@ _STOP = 30.0  # seconds for a training to end its round and write a checkpoint
 _SILENCE = 60.0  # seconds without an answer from the server after which it is given up
 _FRESH = 10.0  # seconds since a site was heard of; it calls every five
 _POLL = 1.0  # seconds between two questions of a site for a task: it gets two, and asks to the end
+_COMING_UP = 30.0  # seconds for a site's process to start, besides those for an answer
 _PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
 
 
@@ -43,7 +44,8 @@ def job_of(coordinator: Coordinator, sites: Mapping[str, Site]) -> FedJob:
     job = FedJob(name="rhobust", min_clients=1)
     job.set_app_packages(["rhobust"])
     server = job.to_server(coordinator, id="coordinator")
-    job.to_server(CollabController(server_obj_id=server), id="controller")
+    come_up = _COMING_UP + coordinator.deadline
+    job.to_server(PatientController(server_obj_id=server, sync_task_timeout=come_up), id="controller")
     job.to_server({"server": {"task_request_interval": _POLL}})
     for name, site in sites.items():
         client = job.to(site, name, id="site")

@@ -28,7 +28,7 @@ from rhobust.files import write_atomically, write_json
 ADMIN = "admin@rhobust.local"
 SERVER = "server"
 _ORGANIZATION, _PROJECT = "rhobust", "rhobust"
-_CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
+_CONTROLLER = "rhobust.engines.nvflare.controller.PatientController"
 _EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 COORDINATOR = "rhobust.engines.nvflare.coordinator.Coordinator"
 SITE = "rhobust.engines.nvflare.site.Site"
