@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,7 @@ _PIXELS = (-1.0, 1.0)
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 _ARRAYS = ("x", "y", "x_test", "y_test", "bounds")
+_MOST_NAMES, _LONGEST_NAME = 10, 40  # of arrays that a file has instead, in a message
 # A small file that unpacks into a large one is a bomb: real data shrink by far less, a run of zeros a thousandfold.
 _UNPACKS_TO, _UNPACKS_BY = 2**28, 200
 
@@ -97,11 +98,11 @@ def from_npz(path: Path) -> DataSet:
     Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they are, within `bounds` from the file or
     within their own range. Without a test set, a fifth is held out. Other arrays in the file are not looked at.
     """
-    arrays = _arrays(path)
+    arrays, names = _arrays(path)
     needed = ("x", "y", "x_test", "y_test") if {"x_test", "y_test"} & arrays.keys() else ("x", "y")
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {', '.join(arrays) or 'none'}")
+        raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {names or 'none'}")
     if arrays["x"].ndim == 4 and arrays["x"].shape[3] in _CHANNELS and arrays["x"].shape[1] not in _CHANNELS:
         raise DataError(f"{path}: x looks like images (N, H, W, C); give (N, C, H, W): x.transpose(0, 3, 1, 2)")
     bytes_ = arrays["x"].dtype == np.uint8
@@ -135,11 +136,15 @@ def from_npz(path: Path) -> DataSet:
     return DataSet(str(path), train, test, bounds, classes)
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file that we know, each checked against its own header before it is unpacked."""
+def _arrays(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
+    """The arrays of an .npz file that we know, each checked against its own header before it is unpacked.
+
+    And the names of all that it has, for a message; those are not unpacked.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            names = _named(archive.namelist())
             for name in (name for name in _ARRAYS if f"{name}.npy" in archive.namelist()):
                 member = archive.getinfo(f"{name}.npy")
                 if member.file_size > max(_UNPACKS_TO, _UNPACKS_BY * path.stat().st_size):
@@ -150,7 +155,18 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
     except Exception as problem:  # zip, zlib and numpy's parser each fail in ways of their own on damaged bytes
         raise DataError(f"{path} cannot be read as an .npz file: {str(problem) or type(problem).__name__}") from None
-    return arrays
+    return arrays, names
+
+
+def _named(members: Sequence[str]) -> str:
+    """The arrays among the members of an archive, as far as names of any kind can stand in one line.
+
+    >>> _named(["X.npy", "Y.npy", "../y.npy", "notes.txt"])
+    'X, Y'
+    """
+    stems = [member.removesuffix(".npy")[:_LONGEST_NAME] for member in members if member.endswith(".npy")]
+    fit = [stem for stem in stems if stem.isprintable() and "/" not in stem]
+    return ", ".join(fit[:_MOST_NAMES]) + (f" and {len(fit) - _MOST_NAMES} more" if len(fit) > _MOST_NAMES else "")
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
@@ -211,7 +227,7 @@ def _image(file: Path) -> NDArray[np.uint8]:
 
 def unlabeled(path: Path) -> Tensor:
     """x of an .npz file, in the units that training would see; labels need not be there."""
-    x = _arrays(path).get("x")
+    x = _arrays(path)[0].get("x")
     if x is None or x.ndim < 2:
         raise DataError(f"{path} has no array x of samples, (N, ...)")
     return _samples(x, np.zeros(len(x), dtype=np.int64), path).x
@@ -261,6 +277,8 @@ def data_problem(name: str) -> str | None:
     try:
         if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
             return None
+        if path.suffix == ".npy" and path.is_file():
+            return f"data '{name}': a .npy file holds one array; an .npz is needed: numpy.savez('mine.npz', x=x, y=y)"
     except OSError as problem:  # a folder on the way that may not be entered, a name too long
         return f"data set '{name}' cannot be looked for: {problem.strerror}"
     if path.suffix or len(path.parts) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -78,6 +79,18 @@ def new_figure(columns: int, rows: int, width: float, height: float) -> tuple[Fi
     figure = NewFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # no window, no global state
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def plain_ticks(axis: Any) -> None:
+    """On a logarithmic axis, 0.2 and 0.000001, not 2 × 10⁻¹ and 1e-06, at the ticks that would have a number."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{Decimal(f'{x:.3g}'):f}" if super().__call__(x, pos) else ""
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain())
 
 
 def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Figure:

@@ -21,6 +21,8 @@ import torch
 
 from rhobust.audit import audit
 from rhobust.certificates import certify
+from rhobust.config import Config
+from rhobust.costs import SquaredLinf
 from rhobust.data import DataSet, Samples, load_data
 from rhobust.environment import environment
 from rhobust.errors import RunError
@@ -38,6 +40,7 @@ Done = Callable[[str], None]
 ATTACKS = ("fgsm", "ifgsm", "pgd", "pgd-margin")
 EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
 RADII = (0.1, 0.5, 1.0, 2.0, 6.0)
+LINF_RADII = (0.01, 0.04, 0.09, 0.16)  # squares of the usual epsilons: there the cost is the largest change, squared
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,11 @@ def measure_shifts(
     return subject.keep("shifts", {"shifts": list(shifts), "seed": seed}, found.to_json())
 
 
+def usual_radii(config: Config) -> tuple[float, ...]:
+    """Those that runs with this cost are certified at."""
+    return LINF_RADII if isinstance(config.make_cost(), SquaredLinf) else RADII
+
+
 def measure_certificates(
     subject: Subject,
     *,
@@ -165,12 +173,12 @@ def measure_certificates(
 ) -> Measurement:
     """Bounds on the worst expected loss (`certificates.certify`), kept as `certificates.json`.
 
-    Unless told otherwise at `RADII`, which runs have in common, and at the radius that this one was trained for.
+    Unless told otherwise at `usual_radii`, which runs have in common, and at the radius that this one was trained for.
     """
     test = subject.test(samples)
     if radii is None:
-        own = subject.model.config.radius
-        radii = RADII if own is None else sorted({*RADII, own})
+        own, usual = subject.model.config.radius, usual_radii(subject.model.config)
+        radii = usual if own is None else sorted({*usual, own})
     found = certify(
         subject.model,
         test,

@@ -40,6 +40,7 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
     """
     run = Run.find(path) if config is None else Run.vacant(path)
     if run.finished:
+        run.trained()  # a model that is damaged is not finished
         return run
     settings = config or Config.resolve(read_toml(run.config_path))
     device = torch.device(settings.device)

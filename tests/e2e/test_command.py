@@ -137,9 +137,14 @@ def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) 
 
 
 def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
-    for radius, expected in (("0.3", [0.1, 0.3, 0.5, 1, 2, 6]), ("2", [0.1, 0.5, 1, 2, 6])):
+    for radius, cost, expected in (
+        ("0.3", "l2", [0.1, 0.3, 0.5, 1, 2, 6]),
+        ("2", "l2", [0.1, 0.5, 1, 2, 6]),
+        ("0.05", "linf", [0.01, 0.04, 0.05, 0.09, 0.16]),  # in squares of an epsilon
+    ):
         run = tmp_path / radius
-        command("train", "--model", "linear", "--radius", radius, "--epochs", "1", "--out", str(run))
+        words = ("--model", "linear", "--radius", radius, "--epochs", "1", f"cost={cost}", "--out", str(run))
+        command("train", *words)
         command("certify", str(run), "--samples", "10")
         written = json.loads((run / "certificates.json").read_text())
         assert [one["radius"] for one in written["certificates"]] == written["settings"]["radii"] == expected

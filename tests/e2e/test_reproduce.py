@@ -65,7 +65,10 @@ def test_every_job_of_the_plan_has_a_result_and_every_figure_is_drawn(whole: Pat
         assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"## {name}" in (whole / "tables.md").read_text()
         assert "quick look" in (whole / f"{name}.svg").read_text()  # nobody shall take it for a result
-    assert (whole / "tables.md").read_text().startswith("A quick look")
+    page = (whole / "tables.md").read_text()
+    assert page.startswith("A quick look")
+    assert "claims are left out, since" in page.partition("\n\n")[0]
+    assert not [word for word in ("## claims", "**no**", "yes", "in part") if word in page]  # no verdict on anything
     (session,) = read_sessions(whole)
     assert (session["jobs"], session["failed"], session["seeds"]) == (len(results), 0, 1)
     erm = results["figure2/paper/erm/0"]["errors"]

@@ -99,11 +99,14 @@ def test_a_damaged_model_says_how_to_make_it_again(whole: Path, tmp_path: Path) 
     shutil.copytree(whole, path)
     model = path / "model.safetensors"
     sound = model.read_bytes()
-    model.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
-    with pytest.raises(
-        RunError, match=r"does not match its checksum; delete it and make it again: rhobust train --resume"
+    for damaged, why in (
+        (sound[:-1] + bytes([sound[-1] ^ 1]), "does not match its checksum"),
+        (sound[:500], r"damaged or not ours \(SafetensorError\)"),
     ):
-        rhobust.load(path)
+        model.write_bytes(damaged)
+        for use in (rhobust.load, lambda path: train_run(path, None)):  # "finished already" would not be true
+            with pytest.raises(RunError, match=f"{why}; delete it and make it again: rhobust train --resume"):
+                use(path)
     model.unlink()
     train_run(path, None)
     assert model.read_bytes() == sound

@@ -199,6 +199,10 @@ def test_npz_with_numbers_with_bytes_and_with_a_test_set(tmp_path: Path) -> None
     ("arrays", "message"),
     [
         ({"x": np.zeros((3, 2))}, "has no array y; it has x"),
+        ({"X": np.zeros((3, 2)), "Y": np.zeros(3, dtype=int)}, "has no array x nor y; it has X, Y$"),
+        ({"x": np.zeros((3, 2)), "labels": np.array([{}])}, "has no array y; it has x, labels$"),
+        ({f"{letter}\nz" + 99 * "z": np.zeros(1) for letter in "ab"}, "has no array x nor y; it has none$"),
+        ({f"a{number}" + 99 * "z": np.zeros(1) for number in range(50)}, "it has a0z{38}, a1z{38}, .*z and 40 more$"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4, dtype=int)}, "x has 3 samples and y has 4"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, dtype=int)}, "holds 0 samples"),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3, dtype=int)}, "NaN or infinite"),
@@ -221,6 +225,16 @@ def test_an_unusable_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         from_npz(path)
+
+
+def test_a_single_array_is_told_from_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    with pytest.raises(ConfigError, match="there is no such"):
+        load_data(str(path))
+    np.save(path, np.zeros((3, 2)))
+    with pytest.raises(ConfigError, match=r"a \.npy file holds one array; an \.npz is needed: .*x=x, y=y") as caught:
+        load_data(str(path))
+    assert str(path) in str(caught.value)
 
 
 def test_a_folder_of_images_per_class(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rhobust.report import Report
 from rhobust.report.commands import commands, training
 from rhobust.report.examples import examples
 from rhobust.report.figures import error_curves, swatches, trajectories
-from rhobust.report.page import to_markdown
+from rhobust.report.page import to_html, to_markdown
 from rhobust.report.rows import Entry, Spread, rows_of
 from rhobust.report.tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
 from rhobust.runs import Run
@@ -125,6 +125,40 @@ def test_what_was_measured_differently_is_flagged() -> None:
     assert "All checks passed: errors grow with epsilon;" in to_markdown(same, Path("r.md"))
 
 
+def at(errors: dict[tuple[str, float], float]) -> Measurement:
+    """An evaluation of these attacks at these epsilons."""
+    made = evaluated(0.1, 0.2)
+    made.result["attacked"] = [{"attack": a, "epsilon": e, "error": error} for (a, e), error in errors.items()]
+    return made
+
+
+def test_rows_are_compared_only_where_all_were_measured() -> None:
+    usual = {("worst", 0.1): 0.2, ("worst", 0.3): 0.4, ("pgd", 0.3): 0.4, ("pgd", 0.5): 0.9}
+    made = report(
+        entry({"evaluation": at({("worst", 0.5): 0.9, ("pgd", 0.5): 0.8})}, method="spgd", radius=2.0),
+        entry({"evaluation": at(usual)}, method="erm"),
+    )
+    assert headline(made).columns[1:4] == ["clean", "PGD 0.3", "PGD 0.5"]  # the strongest that both share
+    assert cells(headline(made), 0)[1:3] == [MISSING, "80.0"]
+    assert [[cell.best for cell in line.cells[:3]] for line in headline(made).lines] == [
+        [True, False, True],
+        [True, False, False],
+    ]
+    assert summary(made).startswith("Under PGD at epsilon 0.5, spgd has the lowest error, 80.0 %, where erm")
+    assert [row.name for row in made.ranked()] == ["spgd", "erm"]
+
+
+def test_rows_that_share_no_attack_have_no_best() -> None:
+    made = report(
+        entry({"evaluation": at({("worst", 0.5): 0.9, ("pgd", 0.0): 0.1})}, method="spgd", radius=2.0),
+        entry({"evaluation": at({("worst", 0.3): 0.4, ("pgd", 0.0): 0.2})}, method="erm"),
+    )
+    assert headline(made).columns[1:4] == ["clean", "worst 0.3", "worst 0.5"]
+    assert not any(cell.best for line in headline(made).lines for cell in line.cells[1:])
+    assert summary(made).startswith("The rows were measured differently: no attack at any epsilon was measured of all")
+    assert examples(made).reason == "No attack in a ball was measured of all runs, so no examples are shown."
+
+
 def test_flags_of_a_measurement_name_the_run_they_are_about() -> None:
     against = [{"check": "gradients", "message": "the <b>gradients</b> | vanish"}]
     made = report(
@@ -171,16 +205,49 @@ def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
     assert environments(made).columns == ["", "training (3)", "certificates (2), audit (1)"]
 
 
+@pytest.mark.parametrize("form", [to_html, to_markdown])
+def test_certificates_and_shifts_say_their_samples_where_these_are_others(form: Any) -> None:
+    def page(certified: int, shifted: int) -> str:
+        bound = {"radius": 1.0, "bound": 2.0, "attained": 1.0, "gamma": None, "rho_hat": 1.0, "status": "proved"}
+        moved = {"shifted": [{"shift": "blur", "severity": 1, "error": 0.5}], "mean": 0.5}
+        measured: dict[Kind, Measurement] = {
+            "evaluation": evaluated(0.1, 0.2, samples=360),
+            "certificates": Measurement("", {"radii": [1.0]}, {}, {"samples": certified, "certificates": [bound]}),
+            "shifts": Measurement("", {"shifts": ["blur"]}, {}, {"samples": shifted, **moved}),
+        }
+        return str(form(report(entry(measured, method="erm")), Path("r")))
+
+    def section(text: str, name: str) -> str:
+        return re.split(r"<h2|\n## ", text.partition(name)[2])[0]
+
+    html = form is to_html
+    certificates, shifts = ('id="certificates"', 'id="shifts"') if html else ("## Certificates", "## Shifts")
+    assert "Measured on the first" not in page(360, 360)
+    assert "Measured on the first 200 test samples." in section(page(200, 360), certificates)
+    assert "Measured on the first" not in section(page(200, 360), shifts)
+    assert "Measured on the first 100 test samples." in section(page(200, 100), shifts)
+
+
 def test_without_an_attack_in_a_ball_only_the_clean_error_leads() -> None:
     one = evaluated(0.1, 0.2)
     one.result["attacked"] = [{"attack": "wasserstein", "epsilon": 2.0, "error": 0.5, "mean_cost": 1.9}]
     made = report(entry({"evaluation": one}, method="erm"), entry({"evaluation": one}, method="fgsm"))
     assert headline(made).columns[:3] == ["method", "clean", "gamma"]
     assert summary(made) == ""
-    assert examples(made).reason == "No attack was measured, so no examples are shown."
+    assert examples(made).reason == "No attack in a ball was measured, so no examples are shown."
     (chart,) = error_curves(made)
     assert chart.title == "Wasserstein attack"
     assert "<title>fgsm, Wasserstein 2: 50.0 %</title>" in chart.svg
+
+
+@pytest.mark.parametrize("cell", [{"attack": "wasserstein", "epsilon": 2.0}, {"attack": "pgd", "epsilon": 0.0}])
+def test_that_no_attack_in_a_ball_was_measured_is_said_and_no_check_of_one_passed(cell: dict[str, Any]) -> None:
+    one = evaluated(0.1, 0.2)
+    one.result["attacked"] = [cell | {"error": 0.1, "mean_cost": 1.9}]
+    page = to_markdown(report(entry({"evaluation": one}, method="erm")), Path("r.md"))
+    said = "no attack in a ball was measured of it; run rhobust evaluate runs/a for that"
+    assert f"- **attacked errors** (erm): {said}\n" in page
+    assert "All checks passed" not in page
 
 
 def test_trajectories_are_means_over_epochs_and_seeds_not_too_many_and_the_last() -> None:
@@ -195,6 +262,53 @@ def test_trajectories_are_means_over_epochs_and_seeds_not_too_many_and_the_last(
     assert titles[0] == "spgd, epoch 4: gamma 4"
     assert "rho = 2" in spent.svg
     assert trajectories(report(entry(method="erm"))) == []
+
+
+def federated(rounds: int, **options: Any) -> Entry:
+    """A federation whose gamma is the number of the round, from 0 on."""
+    records = [{"step": r, "epoch": r // 50, "gamma": float(r), "rho_eff": 1.0, "workers": 10} for r in range(rounds)]
+    return dataclasses.replace(entry(method="drfl", radius=2.0, **options), records=records)
+
+
+def test_a_federation_is_drawn_by_rounds() -> None:
+    gamma, _ = trajectories(report(federated(300), federated(300, seed=1)))
+    titles = re.findall(r"<title>(.*?)</title>", gamma.svg)
+    assert len(titles) == 30
+    assert titles[0] == "drfl, round 10: gamma 4.5"  # the mean of 0 to 9
+    assert titles[-1] == "drfl, round 300: gamma 294"
+    assert re.findall(r">(epoch|round)</text>", gamma.svg) == ["round"]
+    few, _ = trajectories(report(federated(31)))  # the first block is what is left
+    titles = re.findall(r"<title>(.*?)</title>", few.svg)
+    assert [titles[0], titles[-1]] == ["drfl, round 1: gamma 0", "drfl, round 31: gamma 29.5"]
+    charts = trajectories(report(federated(31), entry(method="spgd", radius=2.0)))  # not on one axis
+    assert [re.findall(r">(epoch|round)</text>", chart.svg) for chart in charts] == [["round"]] * 2 + [["epoch"]] * 2
+
+
+def test_a_page_speaks_of_rounds_where_there_are_rounds() -> None:
+    central, rounds = entry(method="spgd", radius=2.0), federated(300)
+    spent, drawn = "the last quarter of the rounds (at most fifty)", "the rounds since the point before"
+    for entries, last, point in (
+        ([central], "the last epoch", "an epoch"),
+        ([rounds], spent, drawn),
+        ([rounds, central], f"the last epoch or {spent}", f"an epoch or {drawn}"),
+    ):
+        page = " ".join(to_html(report(*entries), Path("r.html")).split())
+        assert f"on average over {last}; where" in page
+        assert f"Each point is the mean of {point}." in page
+    assert "rounds 300" in facts(report(rounds))
+
+
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers() -> None:
+    def ticks(*values: float) -> list[str]:
+        records = [{"epoch": epoch, "gamma": value, "rho_eff": 1.0} for epoch, value in enumerate(values)]
+        gamma, _ = trajectories(report(dataclasses.replace(entry(method="spgd", radius=2.0), records=records)))
+        texts = re.findall(r"<text[^>]*>(.*?)</text>", gamma.svg, re.DOTALL)
+        return texts[texts.index("epoch") + 1 : texts.index("gamma")]
+
+    assert ticks(0.08, 0.3) == ["0.1", "0.2", "0.3"]
+    assert ticks(0.3, 0.5) == ["0.3", "0.4", "0.5"]
+    assert ticks(5e-7, 2e-3) == ["0.000001", "0.00001", "0.0001", "0.001"]
+    assert ticks(0.5, 2e5) == ["1", "10", "100", "1000", "10000", "100000"]
 
 
 def test_rows_of_one_method_are_drawn_apart() -> None:

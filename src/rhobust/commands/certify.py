@@ -12,7 +12,7 @@ from rich.table import Table
 from rhobust import figures
 from rhobust.commands.shared import ERR, OUT, Quiet, numbers, show, show_unkept, words
 from rhobust.files import write_json
-from rhobust.measurements import RADII, Subject, measure_certificates
+from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
 from rhobust.progress import say
 from rhobust.runs import Run
 
@@ -20,7 +20,10 @@ from rhobust.runs import Run
 def certify(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     radii: Annotated[
-        str | None, typer.Option(help=f"Comma-separated radii rho (default: {words(RADII)} and the run's own).")
+        str | None,
+        typer.Option(
+            help=f"Comma-separated radii rho (default: {words(RADII)}; with linf {words(LINF_RADII)}; and its own)."
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,

@@ -13,7 +13,6 @@ import rhobust
 from rhobust.config import Config
 from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.measurements import (
-    RADII,
     Done,
     Kind,
     Measurement,
@@ -22,6 +21,7 @@ from rhobust.measurements import (
     measure_certificates,
     measure_errors,
     measure_shifts,
+    usual_radii,
 )
 from rhobust.report.rows import Entry, Row, rows_of
 from rhobust.runs import Run
@@ -77,23 +77,35 @@ class Report:
         worst_first = sorted(found, key=lambda attack: not attack.startswith("worst"))
         return {attack: sorted(found[attack]) for attack in worst_first}
 
+    def in_balls(self) -> dict[str, list[float]]:
+        """Of the grid, the attacks in a ball with the epsilons above zero, the strongest first."""
+        sizes = {attack: [epsilon for epsilon in epsilons if epsilon] for attack, epsilons in self.grid().items()}
+        order = dict.fromkeys((*_STRONGEST, *sizes))
+        return {attack: sizes[attack] for attack in order if attack != "wasserstein" and sizes.get(attack)}
+
+    def shared_balls(self) -> dict[str, list[float]]:
+        """Of those, what was measured of every row: only there are rows compared."""
+        found = {
+            attack: [size for size in sizes if all(row.attacked(attack, size) for row in self.rows)]
+            for attack, sizes in self.in_balls().items()
+        }
+        return {attack: sizes for attack, sizes in found.items() if sizes}
+
     def strongest(self) -> str | None:
-        """The attack that leads the report."""
-        grid = self.grid()
-        return next((name for name in (*_STRONGEST, *grid) if name in grid and name != "wasserstein"), None)
+        """The attack that leads the report; one that all rows share, if there is one."""
+        return next(iter(self.shared_balls() or self.in_balls()), None)
 
     def middle(self) -> tuple[str, float] | None:
-        """The leading attack at an epsilon in the middle of its grid: where methods differ most."""
-        attack = self.strongest()
-        sizes = [epsilon for epsilon in self.grid()[attack] if epsilon] if attack else []
-        return (attack, sizes[(len(sizes) - 1) // 2]) if attack and sizes else None
+        """The leading attack at an epsilon in the middle of what all rows share: where methods differ most."""
+        attack, sizes = next(iter(self.shared_balls().items()), ("", []))
+        return (attack, sizes[(len(sizes) - 1) // 2]) if sizes else None
 
     def ranked(self) -> list[Row]:
-        """Rows by their error there, the best first; those without one last."""
+        """Rows by their error there, the best first; as they are where they share nothing."""
         where = self.middle()
 
         def error(row: Row) -> float:
-            found = row.spread(lambda entry: entry.error(*where)) if where else None
+            found = row.attacked(*where) if where else None
             return found.mean if found else math.inf
 
         return sorted(self.rows, key=error)
@@ -115,8 +127,14 @@ class Report:
         return self._incomparable() + found
 
     def _weak(self, where: str, entry: Entry) -> list[Flag]:
-        """Errors that only weak attacks stand behind."""
-        asked = entry.measured["evaluation"].settings.get("attacks", []) if "evaluation" in entry.measured else []
+        """Errors that only weak attacks stand behind, or none in a ball."""
+        if "evaluation" not in entry.measured:
+            return []
+        asked = entry.measured["evaluation"].settings.get("attacks", [])
+        cells = entry.measured["evaluation"].result["attacked"]
+        if not any(cell["attack"] != "wasserstein" and cell["epsilon"] for cell in cells):
+            again = f"rhobust evaluate {entry.run.path}"
+            return [Flag(where, "attacked errors", f"no attack in a ball was measured of it; run {again} for that")]
         if not asked or any("pgd" in attack and attack != "pgd-paper" for attack in asked):
             return []
         again = f"rhobust evaluate {entry.run.path} for stronger ones"
@@ -157,8 +175,8 @@ def _asked(entry: Entry, kind: Kind) -> dict[str, Any]:
     one = entry.measured[kind]
     found = {**one.settings, "samples": one.result.get("samples")}
     if kind == "certificates":  # at its own radius besides, and in balls of its own cost
-        own = entry.config.radius
-        found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in RADII]
+        own, usual = entry.config.radius, usual_radii(entry.config)
+        found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in usual]
         found["cost"] = entry.config.cost
     return found
 

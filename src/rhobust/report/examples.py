@@ -60,7 +60,8 @@ def examples(report: Report, seed: int = 0) -> Examples:
     """The first test samples, and some rows from the best to the worst under attack, attacked by PGD."""
     where = report.middle()
     if where is None:
-        return Examples([], reason="No attack was measured, so no examples are shown.")
+        why = "No attack in a ball was measured" + (" of all runs" if report.in_balls() else "")
+        return Examples([], reason=f"{why}, so no examples are shown.")
     if len(report.data) > 1:
         return Examples([], reason="The rows were trained on different data, so no examples are shown.")
     config = report.rows[0].first.config

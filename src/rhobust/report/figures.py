@@ -11,7 +11,7 @@ from typing import Any
 from rhobust import figures
 from rhobust.report import Report
 from rhobust.report.rows import Row, Spread
-from rhobust.report.tables import attack_name, attacked, number, percent, shifted
+from rhobust.report.tables import attack_name, number, percent, shifted
 
 _WIDTH, _HEIGHT = 4.3, 2.8  # inches, of 72 units: about one CSS pixel a unit on a phone
 _LONGEST_NAME = 36  # letters beside an axis
@@ -98,7 +98,7 @@ def error_curves(report: Report) -> list[Chart]:
     for attack, epsilons in report.grid().items():
         panel, name = _Panel(), attack_name(attack)
         for row in report.rows:
-            points = [(epsilon, spread) for epsilon in epsilons if (spread := attacked(row, attack, epsilon))]
+            points = [(epsilon, spread) for epsilon in epsilons if (spread := row.attacked(attack, epsilon))]
             hints = [f"{row.name}, {name} {epsilon:g}: {_percents(spread)}" for epsilon, spread in points]
             xs, ys = [epsilon for epsilon, _ in points], [100 * spread.mean for _, spread in points]
             panel.line(xs, ys, hints, **_styles(report)[row.name])
@@ -122,20 +122,35 @@ def _by_epoch(row: Row, key: str) -> list[tuple[int, float]]:
     return [(epoch + 1, sum(values[epoch]) / len(values[epoch])) for epoch in epochs[::-every][::-1]]
 
 
+def _by_round(row: Row, key: str) -> list[tuple[int, float]]:
+    """The mean of a logged number over not too many blocks of rounds and over the seeds, at the last of each."""
+    values: dict[int, list[float]] = {}
+    rounds = 1 + max(record["step"] for entry in row.entries for record in entry.records)
+    every = -(-rounds // _MOST_POINTS)
+    for entry in row.entries:
+        for record in entry.records:
+            last = rounds - (rounds - 1 - record["step"]) // every * every
+            values.setdefault(last, []).append(record[key])
+    return [(last, sum(values[last]) / len(values[last])) for last in sorted(values)]
+
+
 def trajectories(report: Report) -> list[Chart]:
-    """gamma and E[c] over the epochs, for methods that learn gamma."""
+    """gamma and E[c] over the epochs, or the rounds, for methods that learn gamma."""
     learned = [row for row in report.rows if row.first.config.make_method().robust]
-    if not learned:
-        return []
+    units = dict.fromkeys(row.unit for row in learned)  # epochs and rounds do not go on one axis
+    return [chart for unit in units for chart in _trajectories(report, unit, [r for r in learned if r.unit == unit])]
+
+
+def _trajectories(report: Report, unit: str, learned: Sequence[Row]) -> list[Chart]:
     charts = []
     for key, name in (("gamma", "gamma"), ("rho_eff", "E[c]")):
         panel = _Panel()
         panel.axis.set_yscale("log")
-        panel.axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        figures.plain_ticks(panel.axis.yaxis)
         for row in learned:
-            points = _by_epoch(row, key)
-            hints = [f"{row.name}, epoch {epoch}: {name} {number(value)}" for epoch, value in points]
-            xs, ys = [epoch for epoch, _ in points], [max(value, _LOWEST_COST) for _, value in points]
+            points = _by_round(row, key) if unit == "round" else _by_epoch(row, key)
+            hints = [f"{row.name}, {unit} {place}: {name} {number(value)}" for place, value in points]
+            xs, ys = [place for place, _ in points], [max(value, _LOWEST_COST) for _, value in points]
             panel.line(xs, ys, hints, **(_styles(report)[row.name] | {"markersize": 3}))
         if key == "rho_eff":
             for radius in sorted({row.first.config.radius or 0.0 for row in learned}):
@@ -144,8 +159,8 @@ def trajectories(report: Report) -> list[Chart]:
                 panel.axis.annotate(f"rho = {radius:g}", (0.99, 0.65 * radius), **where)
         panel.axis.xaxis.get_major_locator().set_params(integer=True)
         title = "gamma, the price of transport" if key == "gamma" else "E[c], what the worst case spends"
-        description = f"{title}, over the epochs of training, for the methods that learn gamma"
-        charts.append(panel.chart(title, "epoch", name, description))
+        description = f"{title}, over the {unit}s of training, for the methods that learn gamma"
+        charts.append(panel.chart(title, unit, name, description))
     return charts
 
 

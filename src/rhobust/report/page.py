@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,11 +11,13 @@ import jinja2
 from markupsafe import Markup
 
 import rhobust
+from rhobust.measurements import Kind
 from rhobust.report import COMPARABLE, Report
 from rhobust.report import figures as figures
 from rhobust.report import tables as tables
 from rhobust.report.commands import commands, reporting
 from rhobust.report.examples import examples
+from rhobust.report.rows import Row
 from rhobust.report.tables import Table
 from rhobust.trust import CHECKS
 
@@ -33,6 +35,9 @@ _PASSED = {
 }
 
 
+# What E[c] is averaged over at the end, and what a point of a trajectory stands for.
+_LAST = {"epoch": "the last epoch", "round": "the last quarter of the rounds (at most fifty)"}
+_POINT = {"epoch": "an epoch", "round": "the rounds since the point before"}
 _SPREAD = "± is half of what lies between the highest and the lowest seed."
 
 
@@ -48,13 +53,16 @@ def to_html(report: Report, out: Path) -> str:
         "shifts": figures.shift_charts(report),
     }
     common, own = tables.settings(report)
+    learning = [row for row in report.rows if row.first.config.make_method().robust]
     return template.render(
         version=rhobust.__version__,
         title=_title(report),
         report=report,
         summary=tables.summary(report),
         facts=tables.facts(report),
-        learning=[row for row in report.rows if row.first.config.make_method().robust],
+        learning=learning,
+        last=_words(_LAST, report.rows),
+        point=_words(_POINT, learning),
         attack=report.strongest(),
         flags=report.flags(),
         passed=_passed(report),
@@ -64,6 +72,7 @@ def to_html(report: Report, out: Path) -> str:
         attacks=tables.every_attack(report),
         certificates=tables.certificates(report),
         shifts=tables.every_shift(report),
+        others={kind: tables.other_samples(report, kind) for kind in ("certificates", "shifts")},
         audits=tables.audits(report),
         common=common,
         own=own,
@@ -84,8 +93,8 @@ def to_markdown(report: Report, out: Path) -> str:
         ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed(report)}."]),
         ("Errors", [*_markdown(tables.headline(report)), "", _SPREAD]),
         ("Every attack", attacked[1:]),
-        ("Shifts", _markdown(tables.every_shift(report))),
-        ("Certificates", _markdown(tables.certificates(report))),
+        ("Shifts", _measured(report, "shifts", tables.every_shift(report))),
+        ("Certificates", _measured(report, "certificates", tables.certificates(report))),
         ("Referee", _markdown(tables.audits(report))),
         ("Left out", [f"- {_plain(line)}" for line in _refused(report)]),
         ("What was trained", [*_markdown(common), "", *_markdown(own), "", *_markdown(tables.environments(report))]),
@@ -117,6 +126,11 @@ def _passed(report: Report) -> str:
     return "; ".join(_PASSED.get(check, check) for check in (*made, *COMPARABLE))
 
 
+def _words(words: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """What is said of the units that rows are counted in."""
+    return " or ".join(text for unit, text in words.items() if any(row.unit == unit for row in rows))
+
+
 def _refused(report: Report) -> list[str]:
     return [
         f"{row.name}: no {kind}, since {reason}"
@@ -124,6 +138,12 @@ def _refused(report: Report) -> list[str]:
         for entry in row.entries
         for kind, reason in entry.refused.items()
     ]
+
+
+def _measured(report: Report, kind: Kind, table: Table | None) -> list[str]:
+    """A table, after the number of samples that it is from, where that is one of its own."""
+    said = tables.other_samples(report, kind) if table else ""
+    return [*([said, ""] if said else []), *_markdown(table)]
 
 
 def _script(report: Report, out: Path, form: str) -> list[str]:

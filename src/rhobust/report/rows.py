@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def rho_eff(self) -> float:
-        """E c over the last epoch."""
+        """E c over the last epoch, or the last rounds."""
         return rho_eff(self.records)
 
     @property
@@ -114,11 +114,20 @@ class Row:
         """Its name."""
         return self.first.config.name
 
+    @property
+    def unit(self) -> str:
+        """What its training is counted in: an epoch, or a round of a federation."""
+        return "round" if self.first.config.federation else "epoch"
+
     def spread(self, pick: Callable[[Entry], float | None]) -> Spread | None:
         """A number of every seed; none where a seed lacks it."""
         values = [pick(entry) for entry in self.entries]
         known = tuple(value for value in values if value is not None)
         return Spread(known) if len(known) == len(values) else None
+
+    def attacked(self, attack: str, epsilon: float) -> Spread | None:
+        """The error under an attack."""
+        return self.spread(lambda entry: entry.error(attack, epsilon))
 
 
 def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:

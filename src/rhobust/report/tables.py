@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rhobust.measurements import Kind
 from rhobust.report import Report
 from rhobust.report.rows import Row, Spread, counted, shown
 
@@ -41,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """A number of every row; the lowest is the best where `ranked`."""
+    """A number of every row; the lowest is the best where `ranked` and no row lacks it."""
 
     head: str
     pick: Callable[[Row], Spread | None]
@@ -76,20 +77,16 @@ def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Col
         found = [column.pick(row) for row in rows]
         # The best as shown: what the table does not tell apart is equally good.
         means = [column.show(spread.mean) if spread else None for spread in found]
-        best = min((float(mean) for mean in means if mean is not None), default=None)
+        known = [float(mean) for mean in means if mean is not None]
+        best = min(known, default=None) if compared and column.ranked and len(known) == len(rows) > 1 else None
         for line, spread, mean in zip(lines, found, means, strict=True):
-            leads = compared and column.ranked and len(rows) > 1 and mean is not None and float(mean) == best
+            leads = mean is not None and float(mean) == best
             line.cells.append(Cell(spread.text(column.show) if spread else MISSING, leads))
     return Table(caption, [first, *(column.head for column in columns)], lines)
 
 
 def _clean(row: Row) -> Spread | None:
     return row.spread(lambda entry: (entry.result("evaluation") or {}).get("clean"))
-
-
-def attacked(row: Row, attack: str, epsilon: float) -> Spread | None:
-    """The error of a row under an attack."""
-    return row.spread(lambda entry: entry.error(attack, epsilon))
 
 
 def shifted(row: Row, shift: str | None = None) -> Spread | None:
@@ -100,13 +97,13 @@ def shifted(row: Row, shift: str | None = None) -> Spread | None:
 
 
 def _error(head: str, attack: str, epsilon: float) -> _Column:
-    return _Column(head, lambda row: attacked(row, attack, epsilon), percent)
+    return _Column(head, lambda row: row.attacked(attack, epsilon), percent)
 
 
 def headline(report: Report) -> Table:
     """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
     attack = report.strongest()
-    sizes = [epsilon for epsilon in report.grid()[attack] if epsilon] if attack else []
+    sizes = report.in_balls()[attack] if attack else []
     columns = [_Column("clean", _clean, percent)]
     columns += [_error(f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
@@ -212,15 +209,23 @@ def environments(report: Report) -> Table:
 
 def facts(report: Report) -> str:
     """What was trained and on how much it was measured, in a line."""
-    shared = {key: value for key, value in report.shared().items() if key in ("data", "model", "epochs")}
+    shared = {key: value for key, value in report.shared().items() if key in ("data", "model", "epochs", "rounds")}
     parts = [
         f"{counted(len(report.rows), 'row')} from {counted(len(report.entries), 'run')}",
         *(f"{k} {shown(v)}" for k, v in shared.items()),
     ]
-    counts = sorted(
-        {made.result["samples"] for e in report.entries for k, made in e.measured.items() if k == "evaluation"}
-    )
-    return " · ".join([*parts, f"measured on {' or '.join(map(str, counts))} test samples"])
+    return " · ".join([*parts, f"measured on {_samples(report, 'evaluation')} test samples"])
+
+
+def other_samples(report: Report, kind: Kind) -> str:
+    """On how many samples something was measured, in a sentence, where it is not as many as the errors."""
+    used = _samples(report, kind)
+    return "" if used in ("", _samples(report, "evaluation")) else f"Measured on the first {used} test samples."
+
+
+def _samples(report: Report, kind: Kind) -> str:
+    counts = {entry.measured[kind].result["samples"] for entry in report.entries if kind in entry.measured}
+    return " or ".join(map(str, sorted(counts)))
 
 
 def _pairs(values: dict[str, object]) -> list[Line]:
@@ -231,9 +236,11 @@ def summary(report: Report) -> str:
     """The one sentence that the numbers bear out: who leads under attack, and what that costs on clean data."""
     where, best = report.middle(), report.ranked()[0]
     erm = next((row for row in report.rows if row.method == "erm"), best)
-    if where is None or len(report.rows) < 2 or len(report.data) > 1:
+    if len(report.rows) < 2 or len(report.data) > 1 or not report.in_balls():
         return ""
-    found = [attacked(best, *where), attacked(erm, *where), _clean(best), _clean(erm)]
+    if where is None:
+        return "The rows were measured differently: no attack at any epsilon was measured of all, so none is the best."
+    found = [best.attacked(*where), erm.attacked(*where), _clean(best), _clean(erm)]
     errors = [spread.mean for spread in found if spread is not None]
     if len(errors) < len(found):
         return ""

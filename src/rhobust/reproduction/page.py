@@ -16,6 +16,10 @@ from rhobust.reproduction.plan import plan
 from rhobust.reproduction.store import read_deployed, read_figure, read_sessions
 from rhobust.reproduction.tables import deployed_table, sessions_table, tables
 
+_QUICK = """A quick look at a slice of the data: no result, and no verdict on anything.
+The paper's claims are left out, since so little data and training cannot tell whether they hold.
+
+"""
 _MARKED = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -36,11 +40,10 @@ def draw(out: Path, page: Path | None = None, quick: bool = False) -> list[Path]
 
 def _drawn(out: Path, page: Path | None, quick: bool) -> list[Path]:
     contents = read_all(out, quick)
-    found_quick = any(content["settings"]["quick"] for content in contents.values())
-    if found_quick and page is not None:
+    if _quick(contents) and page is not None:
         raise RunError(f"{out} holds quick results, and they belong on no page: drop --page, or choose another --out")
     blocks = every_block(out, contents)
-    text = "A quick look at a slice of the data: no result, and no verdict on anything.\n\n" if found_quick else ""
+    text = _QUICK if _quick(contents) else ""
     text += "\n".join(f"## {name}\n\n{block}\n" for name, block in blocks.items())
     if page is not None:
         text = filled(page, blocks)
@@ -68,17 +71,22 @@ def read_all(out: Path, quick: bool = False) -> dict[str, dict[str, Any]]:
 
 
 def every_block(out: Path, contents: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Every table by its name."""
-    found = {"claims": claims_table(contents), **tables(contents), "sessions": sessions_table(read_sessions(out))}
+    """Every table by its name; from a quick look, none that judges."""
+    found = {} if _quick(contents) else {"claims": claims_table(contents)}
+    found |= {**tables(contents), "sessions": sessions_table(read_sessions(out))}
     found["missing"] = missing(contents)
     deployed = read_deployed(out)
     return found | ({"deployed": deployed_table(deployed)} if deployed else {})
 
 
+def _quick(contents: dict[str, dict[str, Any]]) -> bool:
+    return any(content["settings"]["quick"] for content in contents.values())
+
+
 def missing(contents: dict[str, dict[str, Any]]) -> str:
     """Which trainings of these figures have not been done, for as many seeds as any has."""
     results = {job: result for content in contents.values() for job, result in content["runs"].items()}
-    scale = QUICK if any(content["settings"]["quick"] for content in contents.values()) else FULL
+    scale = QUICK if _quick(contents) else FULL
     seeds = 1 + max(int(job.rpartition("/")[2]) for job in results if "/paper/" in job)
     left = [f"`{job.name}`" for job in plan(contents, seeds, scale, results)]
     return f"Not trained yet: {', '.join(left)}." if left else "Nothing is missing."
