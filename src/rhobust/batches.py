@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,8 +128,9 @@ def batches_of(data: object, batch_size: int | None, seed: int, device: torch.de
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
         return LoaderBatches(data, device)
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    if type(batch_size) is not int or batch_size < 1:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number, at least 1, not {batch_size}")
+    batch_size = int(batch_size)  # of NumPy's, too
     if isinstance(data, Dataset):
         return DatasetBatches(data, batch_size, seed, device)
     if isinstance(data, Samples):

@@ -28,13 +28,17 @@ _HEADER = "rhobust"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write so that a reader, or a crash at any moment, sees the old file or the new one, never a part."""
-    path = path.resolve()  # through a link, not in place of it
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # a pipe or a device, which cannot be replaced
-        path.write_bytes(content)
+    if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        with path.open("ab") as stream:  # a pipe or a device, /dev/stdout say, which cannot be replaced
+            stream.write(content)
         return
+    try:
+        path = path.resolve()  # through a link, not in place of it
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:

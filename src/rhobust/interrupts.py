@@ -11,11 +11,15 @@ from typing import Any
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, are as good as Ctrl-C: what is in charge cleans up."""
+    """SIGTERM, and SIGHUP of a terminal that is closed, are as good as Ctrl-C: what is in charge cleans up.
+
+    What is ignored, as under nohup, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    caught = [number for number in known if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before: dict[int, Any] = {number: signal.signal(number, signal.default_int_handler) for number in caught}
     try:
         yield

@@ -96,7 +96,7 @@ class Multiplicative(GammaRule):
     lr: float = 0.05
 
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
-        return _multiplied(gamma, gradient, radius, _scalar(lr, gamma))
+        return _multiplied(gamma, gradient, radius, lr if isinstance(lr, Tensor) else torch.full_like(gamma, lr))
 
 
 @fusible
@@ -107,6 +107,10 @@ def _multiplied(gamma: Tensor, gradient: Tensor, radius: float, lr: Tensor) -> T
 def _scalar(value: float | Tensor, like: Tensor) -> Tensor:
     """A number beside a tensor, made where that is: a copy from the host cannot be captured."""
     return value.to(like) if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def _rate(lr: float | Tensor, device: torch.device) -> Tensor:
+    return lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=device)
 
 
 def _sgd_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
@@ -234,7 +238,9 @@ class ProximalOptimizer(Optimizer):
                 f"known; pass metric=, or use one of {', '.join(kind.__name__ for kind in METRICS)}"
             )
         self._metric: Metric = known or _sgd_metric
-        self._asked = self.gamma_rule.lr == optimizer.param_groups[0]["lr"]  # equal rates: as asked, or already told of
+        first = optimizer.param_groups[0].get("lr")
+        # Whether it was told of equal rates, or they are as asked.
+        self._told = not isinstance(first, float) or self.gamma_rule.lr == first
         self.base = optimizer
         super().__init__([objective.gamma], {"lr": self.gamma_rule.lr})
         self.param_groups = [*optimizer.param_groups, *self.param_groups]
@@ -249,7 +255,7 @@ class ProximalOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # What `Optimizer` keeps in a copy, and what is ours.
-        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric", "_asked")
+        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric", "_told")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ours}}
 
     @torch.no_grad()
@@ -279,13 +285,10 @@ class ProximalOptimizer(Optimizer):
         for group in self.base.param_groups:
             moved = [theta for theta in group["params"] if theta.grad is not None]
             thetas += moved
-            if moved:
-                lr, device = group["lr"], moved[0].device
-                rated = {
-                    **group,
-                    "lr": lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=device),
-                }
-                known += [(self.base.state.get(theta, {}), rated) for theta in moved]
+            rated = {
+                device: {**group, "lr": _rate(group["lr"], device)} for device in {theta.device for theta in moved}
+            }
+            known += [(self.base.state.get(theta, {}), rated[theta.device]) for theta in moved]
         return thetas, [theta.grad for theta in thetas if theta.grad is not None], known
 
     def _gamma_step(self) -> None:
@@ -299,16 +302,16 @@ class ProximalOptimizer(Optimizer):
 
     def _check_schedule(self, lr: float) -> None:
         """Most schedules scale the rate of each group; some set one number for all, and gamma hardly moves then."""
-        theta_lr = self.param_groups[0]["lr"]
-        if self._asked or isinstance(lr, Tensor) or isinstance(theta_lr, Tensor):
+        theta_lr = self.param_groups[0].get("lr")
+        if self._told or isinstance(lr, Tensor) or isinstance(theta_lr, Tensor):
             return
-        if lr == theta_lr and lr < 0.5 * self.gamma_rule.lr:
-            self._asked = True
+        if lr == theta_lr and 0 < lr < 0.5 * self.gamma_rule.lr:
+            self._told = True
             warnings.warn(
                 f"gamma's learning rate was {self.gamma_rule.lr:g} and is now theta's, {lr:g}: gamma may not find its "
                 "place. A schedule that sets rates (OneCycleLR, CyclicLR) takes one for each group, gamma's last: "
-                f"max_lr=[..., {self.gamma_rule.lr:g}]",
-                stacklevel=4,
+                f"max_lr=[..., {self.gamma_rule.lr:g}], cycle_momentum=False",
+                stacklevel=7,  # the line that called `step`, which torch and the schedule have wrapped
             )
 
     @torch.no_grad()
@@ -318,11 +321,12 @@ class ProximalOptimizer(Optimizer):
         The distance to stationarity of Theorems 1-2 (for r = 0, the gradient's norm); call it before `step()`. Gamma's
         own distance shows in E c against rho.
         """
+        if isinstance(self.regularizer, NoRegularizer):  # theta - (theta - alpha g) would only add rounding
+            every = [theta.grad for group in self.base.param_groups for theta in group["params"]]
+            return torch.nn.utils.get_total_norm([gradient for gradient in every if gradient is not None])
         thetas, gradients, known = self._moved()
-        if (
-            isinstance(self.regularizer, NoRegularizer) or not thetas
-        ):  # theta - (theta - alpha g) would only add rounding
-            return torch.nn.utils.get_total_norm(gradients)
+        if not thetas:
+            return torch.zeros(())
         residuals = _fused_residuals if self.regularizer.separable else _residuals
         return torch.nn.utils.get_total_norm(residuals(self.regularizer, thetas, gradients, known))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -147,8 +148,9 @@ class Trainer:
 
 
 def _to_one_point(cost: Cost, x: Tensor) -> float:
-    """What that takes for so many samples, spread over the data, with the better of two points."""
-    x = x[:: -(-len(x) // _LOOKED_AT)]
+    """What that takes for so many samples, drawn from the data, with the better of two points."""
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_LOOKED_AT]
+    x = x[chosen.to(x.device)]
     points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
     return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
 
@@ -252,7 +254,7 @@ def fit(
         raise ConfigError([problem])
     if gamma_rule is not None and not chosen.robust:
         raise ConfigError([chosen.no_gamma_rule])
-    if type(epochs) is not int or epochs < 1:
+    if not isinstance(epochs, Integral) or epochs < 1:
         raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
     if next(model.parameters(), None) is None:
         raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")

@@ -1,6 +1,8 @@
 """States on disk: what goes in comes out, equal states are equal bytes, and damage is always found."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,15 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monke
     monkeypatch.setattr(Path, "open", forbidden)
     with pytest.raises(RunError, match="may not be read by this user"):
         read_state(tmp_path / "a")
+
+
+def test_what_goes_to_a_piped_standard_output_goes_there() -> None:
+    code = "from pathlib import Path; from rhobust.files import write_atomically as w; w(Path('/dev/stdout'), b'here')"
+    words = [sys.executable, "-c", f"{code}; print(' and there')"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "here and there\n"
+
+
+def test_a_link_to_itself_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomically(tmp_path / "a", b"")

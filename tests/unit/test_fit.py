@@ -106,7 +106,11 @@ def test_a_radius_that_leaves_nothing_to_learn_is_warned_of(cost: Cost) -> None:
 
 def test_data_that_are_sorted_are_not_taken_for_their_first_part() -> None:
     x = torch.cat([torch.zeros(1500, 3), torch.ones(1500, 3)])
-    rhobust.fit(nn.Linear(3, 2), (x, torch.arange(3000) // 1500), method="spgda", radius=0.5, epochs=1)
+    for order in (torch.arange(3000), torch.arange(3000).reshape(2, 1500).T.flatten()):  # and every other one
+        y = order // 1500
+        rhobust.fit(
+            nn.Linear(3, 2), (x[order], y), method="spgda", radius=0.5, epochs=np.int64(1), batch_size=np.int64(500)
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64])

@@ -20,3 +20,13 @@ def test_a_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> 
     with pytest.raises(KeyboardInterrupt):
         killed()
     assert signal.getsignal(number) is before
+
+
+def test_what_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -594,18 +594,45 @@ def test_a_schedule_that_sets_one_rate_for_all_is_told_of_once_and_one_that_scal
         scheduler = schedule(optimizer)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for _ in range(5):
+            for _ in range(10):
                 optimizer.objective.gamma.grad = torch.zeros_like(optimizer.objective.gamma)
                 model.theta.grad = torch.zeros_like(model.theta)
                 optimizer.step()
                 scheduler.step()
+        assert all(one.filename == __file__ for one in said)  # points at the caller
         return [str(one.message) for one in said]
 
-    once = partial(torch.optim.lr_scheduler.OneCycleLR, total_steps=10, cycle_momentum=False)
+    once = partial(torch.optim.lr_scheduler.OneCycleLR, total_steps=11, cycle_momentum=False)
     (message,) = warned(lambda optimizer: once(optimizer, max_lr=0.002))
     assert "takes one for each group, gamma's last: max_lr=[..., 0.05]" in message
     assert not warned(lambda optimizer: once(optimizer, max_lr=[0.002, 0.05]))
-    assert not warned(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10))
+    assert not warned(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5))  # to 0 and back
+    assert not warned(lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10))  # from 0
+
+
+@pytest.mark.parametrize("defaults", [{}, {"lr": None}], ids=str)
+def test_an_optimizer_without_a_rate_of_its_own_steps_where_there_is_no_prox(defaults: dict[str, Any]) -> None:
+    class Own(Optimizer):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for theta in group["params"]:
+                    theta.data -= theta.grad
+
+    model = Vector([1.0])
+    optimizer = wrap(model, Own([model.theta], defaults))
+    model.theta.grad = torch.full((1,), 0.25, dtype=torch.float64)
+    assert optimizer.stationarity() == 0.25
+    assert steer(optimizer, [0.0]) == [2.0]
+    assert model.theta.item() == 0.75
+
+
+def test_a_rate_that_is_a_tensor_is_not_read_back() -> None:
+    model = Vector([1.0])
+    optimizer = wrap(model, SGD([model.theta], lr=torch.tensor(0.1)), rhobust.L1(0.1))
+    assert optimizer._told is True  # and nothing is compared, in this or any step
+    model.theta.grad = torch.zeros(1, dtype=torch.float64)
+    assert steer(optimizer, [0.0]) == [2.0]
+    assert model.theta.item() == pytest.approx(0.99)
 
 
 def test_an_optimizer_that_asks_for_the_loss_again_is_refused() -> None:

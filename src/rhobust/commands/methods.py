@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rhobust.commands.shared import show
+from rhobust.commands.shared import OUT
 from rhobust.federation import METHODS, unfolded
 from rhobust.methods import methods as all_methods
 from rhobust.toml import typed
@@ -23,4 +23,4 @@ def methods() -> None:
         averages = settings.get("server") == "average"
         then = f"averaged after {settings['local_steps']} local steps" if averages else "one step on the server"
         table.add_row(name, f"federated: {central} on every worker, {then}", "as there; `rhobust federate`")
-    show(table)
+    OUT.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nvflare.collab.runtime.controller import CollabController
+from nvflare.collab.runtime.defs import SETUP_TASK_NAME
 
 
 class PatientController(CollabController):  # type: ignore[misc]
@@ -15,16 +16,15 @@ class PatientController(CollabController):  # type: ignore[misc]
 
     def broadcast_and_wait(self, task: Any, fl_ctx: Any, *, min_responses: int, **more: Any) -> None:
         """The two calls that begin a training, for each of which the engine wants an answer from all."""
-        missing = [name for name, info in self.client_info.items() if isinstance(info, _Nobody)]
+        missing = fl_ctx.get_engine().get_component(self.server_obj_id).missing
         super().broadcast_and_wait(task=task, fl_ctx=fl_ctx, min_responses=min_responses - len(missing), **more)
-        coordinator = fl_ctx.get_engine().get_component(self.server_obj_id)
+        setup = task.name == SETUP_TASK_NAME
         for name, info in self.client_info.items():
-            if not info:
+            if not info or (setup and not self.client_setup_status[name] and name not in missing):
                 self.log_warning(fl_ctx, f"{name} does not come up; going on without it")
-                self.client_info[name] = _Nobody()
-                coordinator.missing.append(name)
-            if isinstance(self.client_info[name], _Nobody):
-                self.client_setup_status[name] = True
+                missing.append(name)
+            if name in missing:
+                self.client_info[name], self.client_setup_status[name] = _Nobody(), True
 
 
 class _Nobody:

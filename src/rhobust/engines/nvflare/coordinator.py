@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from rhobust.trainer import seeded
 FINISHED, STOPPED = "finished", "stopped"
 
 _LOG = logging.getLogger("rhobust.coordinator")
-_CLOSING = "runtime is shutting down"  # the engine's words of a site whose job is being aborted
+_ABORTING = 1.0  # seconds between a site's hearing of an abort and the server's
 
 
 class Coordinator:
@@ -97,13 +98,21 @@ class Coordinator:
             self._sweep()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
         reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
-        if collab.is_aborted or any(_CLOSING in reason for reason in reasons.values()):
+        if reasons and _is_aborted():
             raise RunAborted  # who is being shut down has not failed: no round without them
         return dict(found), reasons
 
 
 class _Stop(Exception):
     """Whoever submitted the training wants it to stop."""
+
+
+def _is_aborted() -> bool:
+    """Whether the engine has ended the job, or is about to: a site may have heard of it first."""
+    until = time.monotonic() + _ABORTING
+    while not collab.is_aborted and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(collab.is_aborted)
 
 
 def stop_file(report: Path) -> Path:

@@ -154,8 +154,9 @@ class Submission:
             again = self._watched(session, run, job, report)
         except FederationError:
             raise  # there is nobody left to be stopped
-        except BaseException:
-            _stop(session, job, report, self.deadline)
+        except BaseException as problem:
+            if job is not None or not isinstance(problem, Exception):  # what could not be handed over does not run
+                _stop(session, job, report, self.deadline)
             raise
         finally:
             outcome = _outcome(report)
