@@ -19,12 +19,15 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.collab.api.decorators import get_object_publish_interface
 from nvflare.collab.api.exceptions import RunAborted
+from nvflare.collab.runtime.controller import CollabController
+from nvflare.collab.runtime.defs import SETUP_TASK_NAME, SYNC_TASK_NAME
 from nvflare.fuel.utils import fobs
 
 from rhobust.config import Config
 from rhobust.engines.federated import Task, Upload
 from rhobust.engines.nvflare import coordinator as coordinator_module
 from rhobust.engines.nvflare import site as site_module
+from rhobust.engines.nvflare.controller import PatientController
 from rhobust.engines.nvflare.coordinator import Coordinator
 from rhobust.engines.nvflare.jobs import job_of
 from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
@@ -227,6 +230,29 @@ def test_who_is_being_shut_down_has_not_failed(monkeypatch: pytest.MonkeyPatch, 
     values, failures = coordinator._call(["a", "b"], "gradient", {}, 1.0)
     assert values == {"a": 1}
     assert failures == {"b": r"cannot be reached: \x1b[2J runtime is shutting down"}  # nothing that steers a terminal
+
+
+def test_a_training_begins_without_those_who_fail_either_of_its_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, coordinator, wanted = PatientController(server_obj_id="c"), SimpleNamespace(missing=[]), []
+    controller.client_info = dict.fromkeys(["a", "b", "c"])
+    controller.client_setup_status = dict.fromkeys(["a", "b", "c"], False)
+
+    def answered(self: PatientController, task: Any, fl_ctx: object, min_responses: int) -> None:
+        wanted.append(min_responses)
+        if task.name == SYNC_TASK_NAME:  # c does not come up
+            self.client_info |= {"a": SimpleNamespace(), "b": SimpleNamespace()}
+        else:  # and b dies in between
+            self.client_setup_status["a"] = True
+
+    monkeypatch.setattr(CollabController, "broadcast_and_wait", answered)
+    monkeypatch.setattr(controller, "log_warning", lambda *words: None)
+    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_component=lambda name: coordinator))
+    for name, missing in ((SYNC_TASK_NAME, ["c"]), (SETUP_TASK_NAME, ["c", "b"])):
+        controller.broadcast_and_wait(task=SimpleNamespace(name=name), fl_ctx=context, min_responses=3)
+        assert coordinator.missing == missing
+    assert wanted == [3, 2]  # answers, of those who may still give one
+    assert all(controller.client_info.values())  # what the engine looks at before it gives up
+    assert all(controller.client_setup_status.values())
 
 
 def test_of_a_failure_only_its_kind_leaves_a_site_and_it_does_one_thing_at_a_time(
