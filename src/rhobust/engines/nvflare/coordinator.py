@@ -98,7 +98,9 @@ class Coordinator:
             self._sweep()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
         reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
-        if reasons and _is_aborted():
+        # Who fails at once may be the first to hear of an abort; in a time that ran out the server has heard of it too.
+        quick = not all(isinstance(_cause(error), TimeoutError) for error in found.failures.values())
+        if reasons and _is_aborted(_ABORTING if quick else 0.0):
             raise RunAborted  # who is being shut down has not failed: no round without them
         return dict(found), reasons
 
@@ -107,9 +109,9 @@ class _Stop(Exception):
     """Whoever submitted the training wants it to stop."""
 
 
-def _is_aborted() -> bool:
-    """Whether the engine has ended the job, or is about to: a site may have heard of it first."""
-    until = time.monotonic() + _ABORTING
+def _is_aborted(seconds: float) -> bool:
+    """Whether the engine has ended the job, or does within so many seconds."""
+    until = time.monotonic() + seconds
     while not collab.is_aborted and time.monotonic() < until:
         time.sleep(0.05)
     return bool(collab.is_aborted)
@@ -130,7 +132,11 @@ class _Log(Observer):
 
 def _reason(error: Exception, seconds: float) -> str:
     """Why a call failed, in one line."""
-    cause = getattr(error, "cause", error)
+    cause = _cause(error)
     if isinstance(cause, TimeoutError):
         return f"no answer within {seconds:g} s"
     return f"cannot be reached: {printable(' '.join(str(cause).split()), 200)}"
+
+
+def _cause(error: Exception) -> object:
+    return getattr(error, "cause", error)
