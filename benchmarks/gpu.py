@@ -32,10 +32,11 @@ from rhobust.engines.local import LocalEngine
 from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
+from rhobust.gamma_rules import Multiplicative
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
-from rhobust.optim import Multiplicative, ProximalOptimizer, adam
+from rhobust.optim import ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
 from rhobust.runner import train_run
 from rhobust.trained import load

@@ -7,9 +7,10 @@ Three lines around a training loop (`RobustObjective`, `ProximalOptimizer`), one
 from typing import TYPE_CHECKING
 
 from rhobust import ascent, costs, errors, regularizers
+from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
 from rhobust.methods import Method, methods
 from rhobust.objective import RobustObjective, Surrogate
-from rhobust.optim import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient, ProximalOptimizer
+from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import L1
 
 if TYPE_CHECKING:

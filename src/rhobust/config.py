@@ -16,9 +16,9 @@ from rhobust.data import DATA, data_problem
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
+from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
-from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
 from rhobust.specs import from_spec

@@ -10,7 +10,7 @@ from typing import Any
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
 from rhobust.federation import METHODS as FEDERATED
-from rhobust.optim import AdamGamma, FixedGamma, GammaRule, Multiplicative
+from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
 
 @dataclass(frozen=True)

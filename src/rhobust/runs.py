@@ -27,7 +27,7 @@ from rhobust.engines.local import Record
 from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
 from rhobust.files import LOCK, alone_in, read_state, write_atomically, write_json, write_state
-from rhobust.optim import FixedGamma
+from rhobust.gamma_rules import FixedGamma
 from rhobust.toml import read_toml
 
 # One that is being replaced, one that may turn out damaged, one to fall back on.

@@ -17,13 +17,14 @@ from rhobust.costs import Cost
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.local import LocalEngine, Record
 from rhobust.errors import ConfigError, Refused
+from rhobust.gamma_rules import GammaRule
 from rhobust.interrupts import deferred_signals
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.methods import Method, find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.observer import Observer, Warner
-from rhobust.optim import GammaRule, ProximalOptimizer, adam
+from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
 from rhobust.runs import Run, rho_eff
 

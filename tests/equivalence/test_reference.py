@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rhobust
 from rhobust.ascent import Maximizer, Oracle, PenalizedAscent
-from rhobust.optim import GammaRule
+from rhobust.gamma_rules import GammaRule
 from rhobust.regularizers import NoRegularizer, Regularizer, SquaredL1
 from tests.equivalence import reference
 from tests.equivalence.reference import Reference

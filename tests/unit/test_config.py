@@ -8,8 +8,8 @@ import pytest
 from rhobust.config import Config
 from rhobust.costs import SquaredLp
 from rhobust.errors import ConfigError
+from rhobust.gamma_rules import AdamGamma
 from rhobust.methods import methods
-from rhobust.optim import AdamGamma
 from rhobust.regularizers import ElasticNet
 from rhobust.toml import parse_overrides
 

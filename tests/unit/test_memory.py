@@ -18,10 +18,11 @@ from rhobust.costs import SquaredL2
 from rhobust.data import Samples
 from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
+from rhobust.gamma_rules import FixedGamma
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.objective import RobustObjective
-from rhobust.optim import FixedGamma, ProximalOptimizer
+from rhobust.optim import ProximalOptimizer
 from rhobust.trainer import Trainer
 
 DRAWS = torch.Generator().manual_seed(0)

@@ -16,10 +16,11 @@ from rhobust.data import Samples
 from rhobust.engines.fusion import _FusedMaximizer
 from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
+from rhobust.gamma_rules import Multiplicative
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.objective import RobustObjective
-from rhobust.optim import Multiplicative, ProximalOptimizer
+from rhobust.optim import ProximalOptimizer
 from rhobust.toml import parse_overrides
 from rhobust.trainer import Trainer
 

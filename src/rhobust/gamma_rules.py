@@ -1,0 +1,85 @@
+"""Rules for gamma: how it answers to its gradient rho - E c, one step at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rhobust.fusible import fusible
+
+
+class GammaRule(ABC):
+    """How gamma answers to its gradient rho - E c. `lr` may be scheduled like any learning rate."""
+
+    lr: float
+
+    @abstractmethod
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        """The next gamma, before it is projected on [gamma_min, infinity); `state` is kept between calls."""
+
+
+@dataclass(frozen=True)
+class FixedGamma(GammaRule):
+    """gamma never moves: WRM."""
+
+    lr: float = 0.0
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return gamma
+
+
+@dataclass(frozen=True)
+class ProjectedGradient(GammaRule):
+    """gamma <- gamma - lr (rho - E c), as printed in Alg. 1-3 (where lr is theta's alpha)."""
+
+    lr: float = 1e-3
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return gamma - lr * gradient
+
+
+@dataclass(frozen=True)
+class AdamGamma(GammaRule):
+    """Adam on gamma, as in the paper's experiments: it moves by about lr a step, whatever rho is."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        for buffer in ("step", "mean", "square"):
+            state.setdefault(buffer, torch.zeros_like(gamma))
+        # In place: a captured step finds its buffers where they were.
+        step = state["step"].add_(1)
+        mean = state["mean"].mul_(self.beta1).add_((1 - self.beta1) * gradient)
+        square = state["square"].mul_(self.beta2).add_((1 - self.beta2) * gradient.square())
+        scale = (square / (1 - self.beta2**step)).sqrt() + self.eps
+        move: Tensor = lr * mean / (1 - self.beta1**step) / scale
+        return gamma - move
+
+
+@dataclass(frozen=True)
+class Multiplicative(GammaRule):
+    """gamma <- gamma exp(-lr clip((rho - E c) / rho, -1, 1)): free of scale, and at rest only where E c = rho.
+
+    E c is a batch's; one that spends more than twice rho counts as twice, so where many do, their mean stays above rho.
+
+    >>> rule = Multiplicative(lr=0.1)
+    >>> rule.update(torch.tensor(2.0), torch.tensor(-50.0), radius=5.0, lr=0.1, state={})  # E c = 55: dearer
+    tensor(2.2103)
+    """
+
+    lr: float = 0.05
+
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+        return _multiplied(gamma, gradient, radius, lr if isinstance(lr, Tensor) else torch.full_like(gamma, lr))
+
+
+@fusible
+def _multiplied(gamma: Tensor, gradient: Tensor, radius: float, lr: Tensor) -> Tensor:
+    return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
