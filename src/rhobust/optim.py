@@ -30,12 +30,8 @@ Known = list[tuple[dict[str, Any], dict[str, Any]]]
 """What the optimizer knows of each parameter: (its state, its group)."""
 
 
-def _scalar(value: float | Tensor, like: Tensor) -> Tensor:
-    """A number beside a tensor, made where that is: a copy from the host cannot be captured."""
-    return value.to(like) if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
-
-
 def _rate(lr: float | Tensor, device: torch.device) -> Tensor:
+    """A learning rate as a tensor, made where it is used: a copy from the host cannot be captured."""
     return lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=device)
 
 
@@ -43,7 +39,8 @@ def _sgd_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> 
     # With momentum the buffer settles at gradient (1 - dampening) / (1 - momentum); the prox must take the same
     # step, or the fixed point is not one of loss + r.
     settled = (1 - group["dampening"]) / (1 - group["momentum"]) if group["momentum"] else 1.0
-    return _scalar(group["lr"] * settled, theta)
+    step: Tensor = (group["lr"] * settled).to(theta)
+    return step
 
 
 def _adam_metric(state: dict[str, Any], group: dict[str, Any], theta: Tensor) -> Tensor:
@@ -94,7 +91,7 @@ def _residuals(
     """(theta - prox_{alpha r}(theta - alpha g)) / alpha for each theta."""
     # Where alpha is 0, at the start of a warm-up, the tiniest there is: not 0 / 0.
     alphas = [
-        _scalar(group["lr"], theta).clamp_min(torch.finfo(theta.dtype).tiny)
+        group["lr"].to(theta).clamp_min(torch.finfo(theta.dtype).tiny)
         for theta, (_, group) in zip(thetas, known, strict=True)
     ]
     stepped = [theta - alpha * g for theta, alpha, g in zip(thetas, alphas, gradients, strict=True)]
