@@ -23,7 +23,7 @@ _KINDS = 100
 def fusible(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
 
-    It changes none of its arguments: where the compiler fails, it is called as it is.
+    It changes its arguments in its last act, if at all: where the compiler fails, it is called as it is.
 
     >>> @fusible
     ... def half(x: torch.Tensor) -> torch.Tensor:

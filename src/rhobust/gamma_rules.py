@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rhobust.fusible import fusible
+Rate = float | Tensor
 
 
 class GammaRule(ABC):
@@ -17,8 +17,11 @@ class GammaRule(ABC):
 
     lr: float
 
+    stateless: ClassVar[bool] = False
+    """Whether it is a formula that keeps nothing between calls: such a rule is a kernel, where kernels are fused."""
+
     @abstractmethod
-    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         """The next gamma, before it is projected on [gamma_min, infinity); `state` is kept between calls."""
 
 
@@ -28,7 +31,7 @@ class FixedGamma(GammaRule):
 
     lr: float = 0.0
 
-    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         return gamma
 
 
@@ -36,9 +39,11 @@ class FixedGamma(GammaRule):
 class ProjectedGradient(GammaRule):
     """gamma <- gamma - lr (rho - E c), as printed in Alg. 1-3 (where lr is theta's alpha)."""
 
+    stateless = True
+
     lr: float = 1e-3
 
-    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         return gamma - lr * gradient
 
 
@@ -51,7 +56,7 @@ class AdamGamma(GammaRule):
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         for buffer in ("step", "mean", "square"):
             state.setdefault(buffer, torch.zeros_like(gamma))
         # In place: a captured step finds its buffers where they were.
@@ -74,12 +79,9 @@ class Multiplicative(GammaRule):
     tensor(2.2103)
     """
 
+    stateless = True
+
     lr: float = 0.05
 
-    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: float, state: dict[str, Any]) -> Tensor:
-        return _multiplied(gamma, gradient, radius, lr if isinstance(lr, Tensor) else torch.full_like(gamma, lr))
-
-
-@fusible
-def _multiplied(gamma: Tensor, gradient: Tensor, radius: float, lr: Tensor) -> Tensor:
-    return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
+    def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
+        return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))

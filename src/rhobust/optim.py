@@ -17,7 +17,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
-from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative
+from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative, Rate
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
 
@@ -30,7 +30,7 @@ Known = list[tuple[dict[str, Any], dict[str, Any]]]
 """What the optimizer knows of each parameter: (its state, its group)."""
 
 
-def _rate(lr: float | Tensor, device: torch.device) -> Tensor:
+def _rate(lr: Rate, device: torch.device) -> Tensor:
     """A learning rate as a tensor, made where it is used: a copy from the host cannot be captured."""
     return lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=device)
 
@@ -79,10 +79,10 @@ def adam(model: torch.nn.Module, lr: float = 1e-3) -> Adam:
     return Adam(model.parameters(), lr=lr, fused=on_gpu or None, capturable=on_gpu)
 
 
-def _shrunk(regularizer: Regularizer, metric: Metric, thetas: list[Tensor], known: Known) -> list[Tensor]:
-    """theta after the prox, in the metric that the optimizer has after its step."""
+def _shrink(regularizer: Regularizer, metric: Metric, thetas: list[Tensor], known: Known) -> None:
+    """The prox of each theta in its place, in the metric that the optimizer has after its step."""
     steps = [metric(state, group, theta) for theta, (state, group) in zip(thetas, known, strict=True)]
-    return regularizer.prox(thetas, steps)
+    torch._foreach_copy_(thetas, regularizer.prox(thetas, steps))
 
 
 def _residuals(
@@ -100,7 +100,14 @@ def _residuals(
     return torch._foreach_add(torch._foreach_div(moves, alphas), [0 * g for g in gradients])
 
 
-_fused_shrunk, _fused_residuals = fusible(_shrunk), fusible(_residuals)
+def _ruled(
+    rule: GammaRule, gamma: Tensor, g: Tensor, radius: float, gamma_min: float, lr: Rate, state: dict[str, Any]
+) -> None:
+    """gamma as its rule has it, projected on Gamma = [gamma_min, infinity), in its place."""
+    gamma.copy_(rule.update(gamma, g, radius, lr, state).clamp_min(gamma_min))
+
+
+_fused_shrink, _fused_residuals, _fused_ruled = fusible(_shrink), fusible(_residuals), fusible(_ruled)
 
 
 class ProximalOptimizer(Optimizer):
@@ -195,8 +202,8 @@ class ProximalOptimizer(Optimizer):
         thetas, _, known = self._moved()
         if not thetas:
             return
-        shrunk = _fused_shrunk if self.regularizer.separable else _shrunk
-        torch._foreach_copy_(thetas, shrunk(self.regularizer, self._metric, thetas, known))
+        shrink = _fused_shrink if self.regularizer.separable else _shrink
+        shrink(self.regularizer, self._metric, thetas, known)
 
     def _moved(self) -> tuple[list[Tensor], list[Tensor], Known]:
         """The parameters that have a gradient, their gradients, and what is known of them.
@@ -220,10 +227,13 @@ class ProximalOptimizer(Optimizer):
             return
         lr = self.param_groups[-1]["lr"]
         self._check_schedule(lr)
-        ruled = self.gamma_rule.update(gamma, gamma.grad, objective.radius, lr, self.state[gamma])
-        gamma.copy_(ruled.clamp_min(objective.gamma_min))  # projection on Gamma = [gamma_min, infinity)
+        stateless = self.gamma_rule.stateless
+        if stateless and not isinstance(lr, Tensor):  # on the host: there it becomes a kernel's argument
+            lr = torch.full((), lr, dtype=gamma.dtype)
+        ruled = _fused_ruled if stateless else _ruled
+        ruled(self.gamma_rule, gamma, gamma.grad, objective.radius, objective.gamma_min, lr, self.state[gamma])
 
-    def _check_schedule(self, lr: float) -> None:
+    def _check_schedule(self, lr: Rate) -> None:
         """Most schedules scale the rate of each group; some set one number for all, and gamma hardly moves then."""
         theta_lr = self.param_groups[0].get("lr")
         if self._told or isinstance(lr, Tensor) or isinstance(theta_lr, Tensor):

@@ -22,11 +22,19 @@ _Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 class Graph(Generic[T]):
     """A function for one shape of batch: what it reads, what it leaves, and the recording between them."""
 
-    def __init__(self, work: Callable[..., T], batch: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        work: Callable[..., T],
+        batch: Sequence[Tensor],
+        stream: torch.cuda.Stream,
+        beside: Graph[T] | None = None,
+    ) -> None:
         self.batch = [part.clone() for part in batch]
         self.graph = torch.cuda.CUDAGraph()
+        # Replays come one after the other: what one leaves behind, but for its result, the next may write over.
+        pool = None if beside is None else beside.graph.pool()
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
-        with _uncollected(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with _uncollected(), torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
             self.result = work(*self.batch)
 
     def replay(self, *batch: Tensor) -> T:
@@ -93,8 +101,9 @@ class Graphs(Generic[T]):
         if self.obstacle is None:
             generator = torch.cuda.default_generators[batch[0].device.index]
             before = generator.clone_state()
+            other = next(iter(self._graphs.values()), None)
             try:
-                self._graphs[turn, _shapes(batch)] = Graph(partial(self.work, turn=turn), batch, self._stream)
+                self._graphs[turn, _shapes(batch)] = Graph(partial(self.work, turn=turn), batch, self._stream, other)
             except RuntimeError as problem:
                 self.obstacle = first_line(problem)
                 generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end
