@@ -6,7 +6,8 @@
     audit.json            the referee's errors beside ours                              (`rhobust audit`)
 
 Each holds the settings it was made with, the environment, and the digest of the model it speaks of: what was measured
-of another model does not count. A checksum tells numbers that were measured from numbers that were edited.
+of another model does not count. A checksum tells numbers that were measured from numbers that were edited. One that
+answers another question is not written over: it becomes evaluation.1.json, or the next number that is free.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -55,6 +58,8 @@ class Measurement:
     result: dict[str, Any]
     unkept: str | None = None
     """Why it does not lie beside the model, where it does not."""
+    aside: Path | None = None
+    """Where the one before it is now, if that answered another question."""
 
     def to_json(self) -> dict[str, Any]:
         """The result flat, beside what it depends on, sealed."""
@@ -108,14 +113,18 @@ class Subject:
         return Samples(part.x.to(self.device), part.y.to(self.device))
 
     def keep(self, kind: Kind, settings: dict[str, Any], result: dict[str, Any]) -> Measurement:
-        """Write a measurement into the run directory, in place of an older one; if that fails, it is not lost."""
+        """Write a measurement into the run directory; if that fails, it is not lost."""
         made = Measurement(_digest(self.run), settings, environment(self.device), result)
         path = self.run.path / f"{kind}.json"
+        content, aside = made.to_json(), None
         try:
-            write_json(path, made.to_json())
+            aside = _put_aside(path, content)
+            write_json(path, content)
         except OSError as problem:
+            if aside is not None:
+                aside.rename(path)
             return replace(made, unkept=f"{path} cannot be written: {problem.strerror}")
-        return made
+        return replace(made, aside=aside)
 
 
 def measure_errors(
@@ -201,6 +210,20 @@ def measure_audit(
         subject.model, test, epsilon=epsilon, loss=cross_entropy, bounds=subject.model.bounds, seed=seed, done=done
     )
     return subject.keep("audit", {"epsilon": epsilon, "seed": seed}, found.to_json())
+
+
+def _put_aside(path: Path, content: Mapping[str, Any]) -> Path | None:
+    """Room for this content: where what lies there went, unless it answers the same question."""
+    try:
+        before = json.loads(path.read_text())
+        if all(before.get(key) == content.get(key) for key in ("model", "settings", "samples")):
+            return None
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError, RecursionError):  # damaged: it may still be of use to somebody
+        pass
+    places = (path.with_suffix(f".{number}.json") for number in count(1))
+    return path.rename(next(place for place in places if not place.exists()))
 
 
 def _digest(run: Run) -> str:

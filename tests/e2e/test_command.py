@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -229,6 +230,40 @@ def test_numbers_that_cannot_be_kept_are_still_told(
     assert done.exit_code == 0
     assert f"warning: {trained / 'evaluation.json'} cannot be written: No space left on device" in done.stderr
     assert json.loads(out.read_text())["samples"] == 20
+
+
+def test_a_narrower_question_does_not_write_over_a_wider_answer(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    for old in run.glob("evaluation*.json"):
+        old.unlink()
+    asked = ["evaluate", str(run), "--attacks", "fgsm", "--samples", "20", "--epsilons"]
+
+    def evaluate(*words: str) -> str:
+        done = CliRunner().invoke(app, [*asked, *words], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stderr
+
+    evaluate("0.1,0.2")
+    first = (run / "evaluation.json").read_bytes()
+    assert "kept as" not in evaluate("0.1,0.2")  # the same question, and the same answer
+    assert (run / "evaluation.json").read_bytes() == first
+    assert f"kept as {run / 'evaluation.1.json'}" in evaluate("0.1")
+    assert (run / "evaluation.1.json").read_bytes() == first
+    second = (run / "evaluation.json").read_bytes()
+    (run / "evaluation.2.json").write_text("mine")
+    assert "kept as" not in evaluate("0.3", "--quiet")
+    assert (run / "evaluation.3.json").read_bytes() == second
+    third = (run / "evaluation.json").read_bytes()
+
+    def full(path: Path, content: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(measurements, "write_json", full)
+    assert "cannot be written" in evaluate("0.4")
+    assert (run / "evaluation.json").read_bytes() == third
+    assert not (run / "evaluation.4.json").exists()
 
 
 def test_no_digit_is_cut_off_where_the_screen_is_narrow(trained: Path) -> None:

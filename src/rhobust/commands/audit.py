@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS
-from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show, show_flags, show_unkept
+from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show, show_flags, show_kept
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
 from rhobust.progress import say
@@ -35,7 +35,7 @@ def audit(
             seed=seed,
             done=lambda part: status.update(f"auditing: {part} done"),
         )
-    show_unkept(made)
+    show_kept(quiet, made)
     if not quiet:
         found = made.result
         say(OUT, f"error in percent on {found['samples']} test samples of {run} at epsilon {epsilon:g}")

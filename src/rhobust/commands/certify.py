@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import ERR, OUT, Quiet, numbers, show, show_unkept, words
+from rhobust.commands.shared import ERR, OUT, Quiet, numbers, show, show_kept, words
 from rhobust.files import write_json
 from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
 from rhobust.progress import say
@@ -38,7 +38,7 @@ def certify(
         made = measure_certificates(
             subject, radii=grid, samples=samples, done=lambda radius: status.update(f"certifying: {radius} done")
         )
-    show_unkept(made)
+    show_kept(quiet, made)
     rows = made.result["certificates"]
     if not quiet:
         say(

@@ -22,7 +22,7 @@ from rhobust.commands.shared import (
     numbers,
     show,
     show_flags,
-    show_unkept,
+    show_kept,
     words,
 )
 from rhobust.errors import ConfigError
@@ -84,7 +84,7 @@ def evaluate(
             made["shifts"] = measure_shifts(subject, shifts=names(shifts), samples=samples, seed=seed, done=done)
         if beside:
             made["baseline"] = measure_shifts(beside, shifts=names(shifts), samples=samples, seed=seed, done=done)
-    show_unkept(*made.values())
+    show_kept(quiet, *made.values())
     if not quiet:
         if "errors" in made:
             _show_errors(made["errors"].result, run)

@@ -48,11 +48,13 @@ def show(table: Table) -> None:
     Console(width=max(wide, OUT.width)).print(table)
 
 
-def show_unkept(*made: Measurement) -> None:
-    """Measurements that could not be written beside their model."""
+def show_kept(quiet: bool, *made: Measurement) -> None:
+    """Measurements that could not be written beside their model, and what had to make room for those that were."""
     for one in made:
         if one.unkept:
             say(ERR, f"warning: {one.unkept}. The numbers are what was measured, and were not kept there")
+        if one.aside and not quiet:
+            say(ERR, f"what was measured before answers another question, and is kept as {one.aside}")
 
 
 def show_flags(flags: Sequence[dict[str, str]]) -> None:
