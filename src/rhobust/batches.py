@@ -121,8 +121,14 @@ def _order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(count))
 
 
-def batches_of(data: object, batch_size: int | None, seed: int, device: torch.device) -> Batches:
-    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`."""
+def batches_of(
+    data: object,
+    batch_size: int | None,
+    seed: int,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+) -> Batches:
+    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`; arrays in this precision."""
     if isinstance(data, DataLoader):
         if batch_size is not None:
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
@@ -136,20 +142,20 @@ def batches_of(data: object, batch_size: int | None, seed: int, device: torch.de
     if isinstance(data, Samples):
         return SampleBatches(data, batch_size, seed, device)
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = (_tensor(part) for part in data)
+        x, y = (_tensor(part, precision) for part in data)
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
         return SampleBatches(Samples(x, y), batch_size, seed, device)
     raise DataError(f"data must be (x, y), a Dataset or a DataLoader, not {type(data).__name__}")
 
 
-def _tensor(part: object) -> Tensor:
-    """A tensor; numpy's float64 features become float32, torch's default, and integer labels int64."""
+def _tensor(part: object, precision: torch.dtype) -> Tensor:
+    """A tensor as it is; of an array, floating point numbers in this precision and others as int64."""
     if isinstance(part, Tensor):
         return part
     array = np.asarray(part)
     if array.dtype.kind == "f":
-        return torch.from_numpy(np.ascontiguousarray(array)).to(torch.get_default_dtype())
+        return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
     if array.dtype.kind in "iub":
         return torch.from_numpy(array.astype(np.int64))
     raise DataError(f"cannot use values of type {array.dtype}; give numbers")

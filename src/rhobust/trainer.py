@@ -237,13 +237,13 @@ def fit(
 ) -> Fit:
     """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
 
-    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
-    neither of the last two is ever held in memory whole. Batches have 128 samples; a loader brings its own. The
-    optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision` torch.bfloat16 the model's passes
-    run under autocast; with `average`, a decay such as 0.999, the model ends with its weights averaged over the steps;
-    with `memory`, a decay such as 0.9, an ascent begins near where that of the epoch before ended (`Memory`). On a GPU
-    the step is captured once and replayed, where it can be. The random draws of the training come from `seed`; the
-    global generators are left as they were.
+    `data` is (x, y) of tensors or arrays (taken in the model's precision), a `Dataset` (shuffled by `seed`) or a
+    `DataLoader` (taken as it comes); neither of the last two is ever held in memory whole. Batches have 128 samples; a
+    loader brings its own. The optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision`
+    torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999, the model ends with its
+    weights averaged over the steps; with `memory`, a decay such as 0.9, an ascent begins near where that of the epoch
+    before ended (`Memory`). On a GPU the step is captured once and replayed, where it can be. The random draws of the
+    training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -261,7 +261,8 @@ def fit(
         raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
     if not any(theta.requires_grad for theta in model.parameters()):
         raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
-    device = next(model.parameters()).device
+    some = next(model.parameters())
+    device = some.device
     engine = compose(
         model,
         loss,
@@ -276,7 +277,7 @@ def fit(
         precision=precision,
         average=average,
     )
-    trainer = Trainer(engine, batches_of(data, batch_size, seed, device), epochs, memory=memory)
+    trainer = Trainer(engine, batches_of(data, batch_size, seed, device, some.dtype), epochs, memory=memory)
     with seeded(seed, device):
         trainer.train(observer or Warner())
     return Fit(engine.objective, engine.optimizer, trainer.history)

@@ -129,3 +129,16 @@ def test_numbers_of_numpy_are_numbers(radius: Any) -> None:
 def test_fit_says_what_the_command_would() -> None:
     with pytest.warns(UserWarning, match="looks back over 1000 steps, and there are 2"):
         rhobust.fit(nn.Linear(3, 2), (X, Y), method="spgda", radius=0.1, epochs=2, average=0.999)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_arrays_are_taken_in_the_model_s_precision(precision: torch.dtype) -> None:
+    found = []
+    for x in (X.double().numpy(), X.numpy().tolist(), X.to(precision)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(precision)
+        rhobust.fit(model, (x, Y), radius=0.1, epochs=1)
+        found.append(model.weight)
+    assert found[0].dtype == precision
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
