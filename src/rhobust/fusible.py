@@ -20,10 +20,12 @@ _fusing = ContextVar("fusing", default=False)
 _KINDS = 100
 
 
-def fusible(function: Callable[P, T]) -> Callable[P, T]:
+def fusible(function: Callable[P, T], *, writes: bool = False) -> Callable[P, T]:
     """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
 
-    It changes its arguments in its last act, if at all: where the compiler fails, it is called as it is.
+    Where that fails, the function is called as it is: half a step may have been taken, which must not begin again
+    because of this. One that `writes` into its arguments may have done so before it failed, and is called only if the
+    compiler failed, before anything ran.
 
     >>> @fusible
     ... def half(x: torch.Tensor) -> torch.Tensor:
@@ -34,18 +36,34 @@ def fusible(function: Callable[P, T]) -> Callable[P, T]:
 
     @cache
     def compiled() -> Callable[P, T]:  # not before it is needed: the compiler takes a second to import
-        return torch.compile(function, dynamic=False)
+        try:
+            return torch.compile(function, dynamic=False)
+        except RuntimeError:  # no compiler here
+            return function
 
     @wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_compiling() or not _fusing.get():  # a compiler of the caller's sees the function itself
+        if torch.compiler.is_compiling() or not fuses():  # a compiler of the caller's sees the function itself
             return function(*args, **kwargs)
         try:
             return compiled()(*args, **kwargs)
-        except RuntimeError:  # half a step may have been taken: it must not begin again because of this
+        except RuntimeError as problem:
+            if writes and not _is_the_compiler_s(problem):
+                raise
             return function(*args, **kwargs)
 
     return either
+
+
+def _is_the_compiler_s(problem: RuntimeError) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(problem, TorchDynamoException)
+
+
+def fuses() -> bool:
+    """Whether fusible functions are compiled here and now."""
+    return _fusing.get()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Rate = float | Tensor
+"""A learning rate; a tensor (), on the host or on gamma's device, where a schedule keeps one or a step is recorded."""
 
 
 class GammaRule(ABC):
@@ -17,8 +18,8 @@ class GammaRule(ABC):
 
     lr: float
 
-    stateless: ClassVar[bool] = False
-    """Whether it is a formula that keeps nothing between calls: such a rule is a kernel, where kernels are fused."""
+    fusible: ClassVar[bool] = False
+    """Whether `update` is to be compiled where kernels are fused: only for a formula that keeps nothing in `state`."""
 
     @abstractmethod
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
@@ -39,7 +40,7 @@ class FixedGamma(GammaRule):
 class ProjectedGradient(GammaRule):
     """gamma <- gamma - lr (rho - E c), as printed in Alg. 1-3 (where lr is theta's alpha)."""
 
-    stateless = True
+    fusible = True
 
     lr: float = 1e-3
 
@@ -79,7 +80,7 @@ class Multiplicative(GammaRule):
     tensor(2.2103)
     """
 
-    stateless = True
+    fusible = True
 
     lr: float = 0.05
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from rhobust.errors import Refused
-from rhobust.fusible import fusible
+from rhobust.fusible import fuses, fusible
 from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative, Rate
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
@@ -107,7 +107,8 @@ def _ruled(
     gamma.copy_(rule.update(gamma, g, radius, lr, state).clamp_min(gamma_min))
 
 
-_fused_shrink, _fused_residuals, _fused_ruled = fusible(_shrink), fusible(_residuals), fusible(_ruled)
+_fused_shrink, _fused_residuals = fusible(_shrink, writes=True), fusible(_residuals)
+_fused_ruled = fusible(_ruled, writes=True)
 
 
 class ProximalOptimizer(Optimizer):
@@ -227,11 +228,13 @@ class ProximalOptimizer(Optimizer):
             return
         lr = self.param_groups[-1]["lr"]
         self._check_schedule(lr)
-        stateless = self.gamma_rule.stateless
-        if stateless and not isinstance(lr, Tensor):  # on the host: there it becomes a kernel's argument
-            lr = torch.full((), lr, dtype=gamma.dtype)
-        ruled = _fused_ruled if stateless else _ruled
-        ruled(self.gamma_rule, gamma, gamma.grad, objective.radius, objective.gamma_min, lr, self.state[gamma])
+        rule, bounds, state = self.gamma_rule, (objective.radius, objective.gamma_min), self.state[gamma]
+        if rule.fusible and fuses():
+            # A rate on the host is a kernel's argument; as a number, what is compiled would hold for this one alone.
+            rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=gamma.dtype, device="cpu")
+            _fused_ruled(rule, gamma, gamma.grad, *bounds, rate, state)
+        else:
+            _ruled(rule, gamma, gamma.grad, *bounds, lr, state)
 
     def _check_schedule(self, lr: Rate) -> None:
         """Most schedules scale the rate of each group; some set one number for all, and gamma hardly moves then."""

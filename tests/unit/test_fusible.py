@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 
 from rhobust.config import Config
@@ -70,6 +71,28 @@ def test_where_the_compiler_fails_the_function_is_called(monkeypatch: pytest.Mon
         assert doubled(torch.tensor(3.0)) == 6
 
 
+@pytest.mark.parametrize(("failure", "called_again"), [(RuntimeError, False), (Unsupported, True)])
+def test_what_may_have_written_is_not_called_again(
+    monkeypatch: pytest.MonkeyPatch, failure: type[RuntimeError], called_again: bool
+) -> None:
+    def add(x: Tensor) -> None:
+        x.add_(1)
+
+    def compile_(function: Callable[..., None], *, dynamic: bool) -> Callable[..., None]:
+        def failing(x: Tensor) -> None:
+            if not called_again:
+                function(x)
+            raise failure("a kernel failed")
+
+        return failing
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    x = torch.tensor(3.0)
+    with nullcontext() if called_again else pytest.raises(RuntimeError, match="a kernel failed"), fusing():
+        fusible(add, writes=True)(x)
+    assert x == 4
+
+
 def test_a_compiler_of_the_caller_s_sees_through_it() -> None:
     traced = torch.compile(lambda x: 1 + cross_entropy(x, torch.zeros(2).long()), backend="eager", fullgraph=True)
     x = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
@@ -85,12 +108,14 @@ def test_an_error_inside_ends_it(compiled: list[Callable[..., Any]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
-def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["multiplicative:0.1", "projected:0.01", "adam:0.01"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch, rule: str, tensors: bool) -> None:
     """Traced and run as they were traced, without a machine's compiler: the same functions, the same numbers."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
     words = {"method": "spgda", "radius": 0.04, "cost": "linf", "cap": 0.3, "noise": 0.3, "steps": [1, 3]}
-    words |= {"data": "digits", "model": "linear", "regularizer": "elastic-net:1e-4,1e-3"}
+    words |= {"data": "digits", "model": "linear", "regularizer": "elastic-net:1e-4,1e-3", "gamma_rule": rule}
     config, data = Config.resolve(words), load_data("digits")
     x, y = data.train.x[:16], data.train.y[:16]
     found = []
@@ -98,10 +123,14 @@ def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None
         torch.manual_seed(0)
         engine = engine_of(config, data, torch.device("cpu"))
         fusion = Fusion(engine.objective)
+        if tensors:
+            for group in engine.optimizer.param_groups:
+                group["lr"] = torch.tensor(group["lr"])
         for step in range(4):
             with fusion.applied() if fused else nullcontext():
                 found.append(engine.gradient(x, y, step, 0).values)
-                engine.update()
+                with torch.device("meta"):  # a default of the user's
+                    engine.update()
     torch.testing.assert_close(torch.stack(found[:4]), torch.stack(found[4:]))
 
 

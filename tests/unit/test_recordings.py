@@ -138,6 +138,34 @@ def test_full_batches_are_fused_whichever_comes_first(start: int, full: int) -> 
     assert noted.sizes == [32] * full
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_a_compiler_broke_off_is_taken_once(late: bool) -> None:
+    """Before anything was updated it is begun again without the compiler; afterwards the error is the user's."""
+    one, heard, steps = engine(CapturedEngine), [], []
+    noted, real, (x, y) = Noted(one), one.optimizer.step, batches(1)[0]
+    one.warn = heard.append
+
+    def step() -> None:
+        steps.append(None)
+        if late:
+            real()
+        if one._fusion is noted:
+            raise RuntimeError("a kernel failed")
+        real()
+
+    one.optimizer.step = step
+    if late:
+        before = one.objective.model.weight.clone()
+        with pytest.raises(RuntimeError, match="a kernel failed"):
+            one.step(x, y, 0, 0)
+        assert not torch.equal(one.objective.model.weight, before)
+        assert (len(steps), heard) == (1, [])
+    else:
+        one.step(x, y, 0, 0)
+        assert len(steps) == 2
+        assert "kernels are not fused" in heard[0]
+
+
 def test_other_data_are_looked_at_again() -> None:
     one = engine(CapturedEngine)
     Trainer(one, SampleBatches(DATA, 16, 0, torch.device("cpu")), 8).train()

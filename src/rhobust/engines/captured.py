@@ -111,17 +111,22 @@ class CapturedEngine(LocalEngine):
 
     def _eagerly(self, batch: Sequence[Tensor], step: int, epoch: int) -> list[Record]:
         x, y, *at = batch
+        before = self._versions()
         with self._graphs.warming():
             try:
                 with self._fused(*batch):
                     return super().step(x, y, step, epoch, *at)
             except RuntimeError as problem:
-                if self._fusion is None:
+                if self._fusion is None or self._versions() != before:  # no step is taken twice
                     raise
-                # Perhaps the compiler's, before anything was updated; if it is the model's, it comes again.
+                # Perhaps the compiler's; if it is the model's, it comes again.
                 self._fusion = None
                 self.warn(f"kernels are not fused, which takes longer: {first_line(problem)}")
                 return super().step(x, y, step, epoch, *at)
+
+    def _versions(self) -> list[int]:
+        """They differ once theta or gamma was updated."""
+        return [theta._version for theta in self.objective.parameters()]
 
     def _recorded(self, x: Tensor, y: Tensor, *at: Tensor, turn: int) -> Numbers:
         """The step, as it is captured."""

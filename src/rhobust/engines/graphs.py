@@ -31,14 +31,14 @@ class Graph(Generic[T]):
     ) -> None:
         self.batch = [part.clone() for part in batch]
         self.graph = torch.cuda.CUDAGraph()
-        # Replays come one after the other: what one leaves behind, but for its result, the next may write over.
+        # Replays come one after the other, and nothing that one leaves behind is read after the next.
         pool = None if beside is None else beside.graph.pool()
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
         with _uncollected(), torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
             self.result = work(*self.batch)
 
     def replay(self, *batch: Tensor) -> T:
-        """Do it again, for this batch; tensors of the result are overwritten by the next replay."""
+        """Do it again, for this batch; what it leaves, its result too, the next replay of any graph may write over."""
         for part, other in zip(self.batch, batch, strict=True):
             part.copy_(other)
         self.graph.replay()
