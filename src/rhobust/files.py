@@ -69,6 +69,20 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def in_turn(directory: Path) -> Iterator[None]:
+    """Processes that write here one after the other; each waits for those before it, and leaves no trace."""
+    if fcntl is None:
+        yield
+        return
+    held = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def write_json(path: Path, content: object) -> None:
     """Readable JSON, atomically; NaN and infinity are not JSON and are refused."""
     write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())

@@ -6,8 +6,9 @@
     audit.json            the referee's errors beside ours                              (`rhobust audit`)
 
 Each holds the settings it was made with, the environment, and the digest of the model it speaks of: what was measured
-of another model does not count. A checksum tells numbers that were measured from numbers that were edited. One that
-answers another question is not written over: it becomes evaluation.1.json, or the next number that is free.
+of another model does not count. A checksum tells numbers that were measured from numbers that were edited. Nothing is
+written over but by an answer to the same question: the one that took more attacks, samples and restarts is
+evaluation.json, which a report shows, and the other becomes evaluation.1.json, or another number.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from rhobust.data import DataSet, Samples, load_data
 from rhobust.environment import environment
 from rhobust.errors import RunError
 from rhobust.evaluate import evaluate
-from rhobust.files import write_json
+from rhobust.files import in_turn, write_json
 from rhobust.losses import cross_entropy
 from rhobust.runs import Run
 from rhobust.shifts import evaluate_shifts
 from rhobust.trained import TrainedModel, load
 
 Kind = Literal["evaluation", "shifts", "certificates", "audit"]
+_DEPENDS = ("settings", "environment")
 Done = Callable[[str], None]
 """Told what has just been finished."""
 
@@ -58,8 +60,8 @@ class Measurement:
     result: dict[str, Any]
     unkept: str | None = None
     """Why it does not lie beside the model, where it does not."""
-    aside: Path | None = None
-    """Where the one before it is now, if that answered another question."""
+    note: str | None = None
+    """Where it lies, or the one before it, if not all can lie in one place."""
 
     def to_json(self) -> dict[str, Any]:
         """The result flat, beside what it depends on, sealed."""
@@ -78,15 +80,24 @@ def kept(run: Run, kind: Kind) -> Measurement | None:
     path = run.path / f"{kind}.json"
     if not path.exists():
         return None
-    try:
-        result = json.loads(path.read_text())
-        if sealed(result) != result:
-            raise ValueError
-        model, settings, environment_, _ = (result.pop(key) for key in ("model", "settings", "environment", "checksum"))
-        made = Measurement(str(model), dict(settings), dict(environment_), result)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RunError(f"{path} is damaged, or was edited; delete it and measure again") from None
+    result = _read(path)
+    if result is None:
+        raise RunError(f"{path} is damaged, or was edited; delete it and measure again")
+    model, settings, environment_ = (result.pop(key) for key in ("model", "settings", "environment"))
+    made = Measurement(model, settings, environment_, result)
     return made if made.model == _digest(run) else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a measurement's file holds but its checksum; none where it is damaged or was edited."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if sealed(content) != content:
+            return None
+        del content["checksum"]
+        return {**content, "model": str(content["model"]), **{key: dict(content[key]) for key in _DEPENDS}}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -116,15 +127,11 @@ class Subject:
         """Write a measurement into the run directory; if that fails, it is not lost."""
         made = Measurement(_digest(self.run), settings, environment(self.device), result)
         path = self.run.path / f"{kind}.json"
-        content, aside = made.to_json(), None
         try:
-            aside = _put_aside(path, content)
-            write_json(path, content)
+            with in_turn(self.run.path):
+                return replace(made, note=_write(path, made.to_json()))
         except OSError as problem:
-            if aside is not None:
-                aside.rename(path)
             return replace(made, unkept=f"{path} cannot be written: {problem.strerror}")
-        return replace(made, aside=aside)
 
 
 def measure_errors(
@@ -212,18 +219,49 @@ def measure_audit(
     return subject.keep("audit", {"epsilon": epsilon, "seed": seed}, found.to_json())
 
 
-def _put_aside(path: Path, content: Mapping[str, Any]) -> Path | None:
-    """Room for this content: where what lies there went, unless it answers the same question."""
-    try:
-        before = json.loads(path.read_text())
-        if all(before.get(key) == content.get(key) for key in ("model", "settings", "samples")):
-            return None
-    except FileNotFoundError:
+def _write(path: Path, content: Mapping[str, Any]) -> str | None:
+    """The content here, or beside what is here; which of it, where both stay."""
+    if not path.exists():
+        write_json(path, content)
         return None
-    except (ValueError, AttributeError, RecursionError):  # damaged: it may still be of use to somebody
-        pass
+    before = _read(path)
+    if before is not None and _question(before) == _question(content):
+        write_json(path, content)
+        return None
+    if before is not None and before["model"] == content["model"] and _size(before) > _size(content):
+        place = _place_beside(path, content)
+        write_json(place, content)
+        return f"{path} answers a larger question, and stays; this is kept as {place}"
+    place = _place_beside(path, before)
+    path.replace(place)
+    try:
+        write_json(path, content)
+    except OSError:
+        place.replace(path)
+        raise
+    damaged = ", damaged or edited," if before is None else ""
+    return f"what was {path} until now{damaged} is kept as {place}"
+
+
+def _place_beside(path: Path, content: Mapping[str, Any] | None) -> Path:
+    """The first numbered name that is free, or has an answer to the same question."""
     places = (path.with_suffix(f".{number}.json") for number in count(1))
-    return path.rename(next(place for place in places if not place.exists()))
+    return next(place for place in places if not place.exists() or (content and _same_question(place, content)))
+
+
+def _same_question(place: Path, content: Mapping[str, Any]) -> bool:
+    other = _read(place)
+    return other is not None and _question(other) == _question(content)
+
+
+def _question(content: Mapping[str, Any]) -> tuple[object, ...]:
+    return content["model"], content["settings"], content.get("samples")
+
+
+def _size(content: Mapping[str, Any]) -> int:
+    """How much was asked: numbers, each of so many samples and restarts."""
+    asked = next((len(content[key]) for key in ("attacked", "shifted", "certificates") if key in content), 1)
+    return int(content["samples"] * content["settings"].get("restarts", 1) * asked)
 
 
 def _digest(run: Run) -> str:

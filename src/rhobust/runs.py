@@ -90,8 +90,12 @@ class Run:
         run = cls(path)
         if not path.exists():
             raise RunError(f"there is no {path}; a run is the folder that `rhobust train --out` made")
+        if path.is_file():
+            raise RunError(f"{path} is a file; a run is the folder that `rhobust train --out` made")
         if not run.config_path.exists():
-            raise RunError(f"{path} is not a run directory: it has no config.toml")
+            inside = sorted(str(child.parent) for child in path.glob("*/config.toml"))
+            hint = f"; in it are the runs {', '.join(inside[:5])}{' ...' if inside[5:] else ''}" if inside else ""
+            raise RunError(f"{path} is not a run directory: it has no config.toml{hint}")
         return run
 
     @property

@@ -1,12 +1,14 @@
 """The command, from the outside."""
 
 import json
+import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -232,38 +234,103 @@ def test_numbers_that_cannot_be_kept_are_still_told(
     assert json.loads(out.read_text())["samples"] == 20
 
 
-def test_a_narrower_question_does_not_write_over_a_wider_answer(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
+@pytest.fixture
+def unmeasured(trained: Path, tmp_path: Path) -> Path:
+    """The run without what other tests measured of it."""
+    run = Path(shutil.copytree(trained, tmp_path / "unmeasured"))
     for old in run.glob("evaluation*.json"):
         old.unlink()
-    asked = ["evaluate", str(run), "--attacks", "fgsm", "--samples", "20", "--epsilons"]
+    return run
 
-    def evaluate(*words: str) -> str:
-        done = CliRunner().invoke(app, [*asked, *words], catch_exceptions=False)
-        assert done.exit_code == 0
-        return done.stderr
 
-    evaluate("0.1,0.2")
+def evaluated(run: Path, epsilons: str, *words: str) -> str:
+    asked = ["evaluate", str(run), "--attacks", "fgsm", "--samples", "20", "--epsilons", epsilons, *words]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert done.exit_code == 0
+    return " ".join(done.stderr.split())
+
+
+def test_the_answer_to_the_larger_question_stays(unmeasured: Path) -> None:
+    run = unmeasured
+    assert evaluated(run, "0.1,0.2") == ""
     first = (run / "evaluation.json").read_bytes()
-    assert "kept as" not in evaluate("0.1,0.2")  # the same question, and the same answer
+    assert evaluated(run, "0.1,0.2") == ""  # the same question, and the same answer
+    assert f"answers a larger question, and stays; this is kept as {run / 'evaluation.1.json'}" in evaluated(run, "0.1")
     assert (run / "evaluation.json").read_bytes() == first
-    assert f"kept as {run / 'evaluation.1.json'}" in evaluate("0.1")
-    assert (run / "evaluation.1.json").read_bytes() == first
-    second = (run / "evaluation.json").read_bytes()
+    narrow = (run / "evaluation.1.json").read_bytes()
     (run / "evaluation.2.json").write_text("mine")
-    assert "kept as" not in evaluate("0.3", "--quiet")
-    assert (run / "evaluation.3.json").read_bytes() == second
-    third = (run / "evaluation.json").read_bytes()
+    more = evaluated(run, "0.1", "--restarts", "3")
+    assert more == f"what was {run / 'evaluation.json'} until now is kept as {run / 'evaluation.3.json'}"
+    assert (run / "evaluation.3.json").read_bytes() == first
+    evaluated(run, "0.1")  # asked before: its place is known
+    evaluated(run, "0.1,0.2", "--quiet")
+    assert (run / "evaluation.1.json").read_bytes() == narrow
+    assert (run / "evaluation.2.json").read_text() == "mine"
+    assert (run / "evaluation.3.json").read_bytes() == first
+    assert not (run / "evaluation.4.json").exists()
+    assert json.loads((run / "evaluation.json").read_text())["settings"]["restarts"] == 3
+
+
+def test_a_damaged_answer_is_put_aside(unmeasured: Path) -> None:
+    (unmeasured / "evaluation.json").write_text("{")
+    assert "until now, damaged or edited, is kept as" in evaluated(unmeasured, "0.1")
+    assert (unmeasured / "evaluation.1.json").read_text() == "{"
+
+
+def test_an_answer_that_cannot_be_written_leaves_the_one_before(
+    unmeasured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(unmeasured, "0.1")
+    before = (unmeasured / "evaluation.json").read_bytes()
 
     def full(path: Path, content: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(measurements, "write_json", full)
-    assert "cannot be written" in evaluate("0.4")
-    assert (run / "evaluation.json").read_bytes() == third
-    assert not (run / "evaluation.4.json").exists()
+    assert "cannot be written" in evaluated(unmeasured, "0.1,0.2")
+    assert (unmeasured / "evaluation.json").read_bytes() == before
+    assert not (unmeasured / "evaluation.1.json").exists()
+
+
+def _keep(run: Path, epsilon: float, start: Any) -> None:
+    subject = measurements.Subject.of(Run.find(run))
+    start.wait()
+    subject.keep("evaluation", {"epsilons": [epsilon], "restarts": 1}, {"samples": 1, "attacked": []})
+
+
+def test_answers_at_the_same_moment_are_all_kept(unmeasured: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(3)
+    asking = [context.Process(target=_keep, args=(unmeasured, number / 10, start)) for number in range(3)]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    found = [json.loads(path.read_text())["settings"]["epsilons"] for path in unmeasured.glob("evaluation*.json")]
+    assert sorted(found) == [[0.0], [0.1], [0.2]]
+
+
+def test_numbers_are_not_written_over_a_file_of_a_run(unmeasured: Path) -> None:
+    settings = (unmeasured / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match="is a file of a run already"):
+        evaluated(unmeasured, "0.1", "--json", str(unmeasured / "config.toml"))
+    assert (unmeasured / "config.toml").read_bytes() == settings
+    evaluated(unmeasured, "0.1", "--json", str(unmeasured / "mine.json"))
+    assert (unmeasured / "mine.json").exists()
+
+
+def test_an_interrupt_says_that_nothing_else_is_lost(unmeasured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated(unmeasured, "0.1")
+    before = (unmeasured / "evaluation.json").read_bytes()
+
+    def interrupted(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measurements, "evaluate", interrupted)
+    done = CliRunner().invoke(app, ["evaluate", str(unmeasured)])
+    assert done.exit_code == 130
+    assert "what was measured before still stands" in done.stderr
+    assert (unmeasured / "evaluation.json").read_bytes() == before
 
 
 def test_no_digit_is_cut_off_where_the_screen_is_narrow(trained: Path) -> None:

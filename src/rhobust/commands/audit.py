@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS
-from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show, show_flags, show_kept
+from rhobust.commands.shared import OUT, Quiet, check_json, check_seed, measuring, show, show_flags, show_kept
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
 from rhobust.progress import say
@@ -27,14 +27,9 @@ def audit(
 ) -> None:
     """Let an independent referee attack a trained run, and compare its error with ours. Needs the extra `audit`."""
     check_seed(seed)
-    with ERR.status("auditing", spinner="dots") as status:
-        made = measure_audit(
-            Subject.of(Run.find(run)),
-            epsilon=epsilon,
-            samples=samples,
-            seed=seed,
-            done=lambda part: status.update(f"auditing: {part} done"),
-        )
+    check_json(json)
+    with measuring("auditing") as done:
+        made = measure_audit(Subject.of(Run.find(run)), epsilon=epsilon, samples=samples, seed=seed, done=done)
     show_kept(quiet, made)
     if not quiet:
         found = made.result

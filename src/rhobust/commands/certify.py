@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import ERR, OUT, Quiet, numbers, show, show_kept, words
+from rhobust.commands.shared import OUT, Quiet, check_json, measuring, numbers, show, show_kept, words
 from rhobust.files import write_json
 from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
 from rhobust.progress import say
@@ -32,12 +32,11 @@ def certify(
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
     figures.check_path(figure)
+    check_json(json)
     grid = None if radii is None else numbers("--radii", radii)
     subject = Subject.of(Run.find(run))
-    with ERR.status("certifying", spinner="dots") as status:
-        made = measure_certificates(
-            subject, radii=grid, samples=samples, done=lambda radius: status.update(f"certifying: {radius} done")
-        )
+    with measuring("certifying") as done:
+        made = measure_certificates(subject, radii=grid, samples=samples, done=done)
     show_kept(quiet, made)
     rows = made.result["certificates"]
     if not quiet:
@@ -54,6 +53,7 @@ def certify(
             ]
             table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
         show(table)
+        say(OUT, "rho_hat: what the worst case that is attained spends, E[c]; gap: bound less attained")
         if any(row["status"] == "estimated" for row in rows):
             say(OUT, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
     if json is not None:

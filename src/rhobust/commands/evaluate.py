@@ -14,10 +14,11 @@ from rich.table import Table
 from rhobust import figures
 from rhobust.attacks import ATTACKS
 from rhobust.commands.shared import (
-    ERR,
     OUT,
     Quiet,
+    check_json,
     check_seed,
+    measuring,
     names,
     numbers,
     show,
@@ -54,6 +55,7 @@ def evaluate(
 ) -> None:
     """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
+    check_json(json)
     figures.check_path(figure)
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
@@ -64,11 +66,7 @@ def evaluate(
     if beside and beside.data.test.digest() != subject.data.test.digest():
         raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
     made: dict[str, Measurement] = {}
-    with ERR.status("evaluating", spinner="dots") as status:
-
-        def done(part: str) -> None:
-            status.update(f"evaluating: {part} done")
-
+    with measuring("evaluating") as done:
         if names(attacks) or budgets or not shifts:
             made["errors"] = measure_errors(
                 subject,

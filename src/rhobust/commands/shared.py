@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +23,12 @@ OUT = Console()
 ERR = Console(stderr=True)
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+
+
+def check_json(path: Path | None) -> None:
+    """Refuse to write over a file of a run."""
+    if path is not None and path.exists() and (path.parent / "config.toml").exists():
+        raise ConfigError([f"--json {path} is a file of a run already; the numbers are kept there anyway"])
 
 
 def numbers(option: str, text: str) -> list[float]:
@@ -49,12 +57,23 @@ def show(table: Table) -> None:
 
 
 def show_kept(quiet: bool, *made: Measurement) -> None:
-    """Measurements that could not be written beside their model, and what had to make room for those that were."""
+    """Measurements that could not be written beside their model, or not in the usual place."""
     for one in made:
         if one.unkept:
             say(ERR, f"warning: {one.unkept}. The numbers are what was measured, and were not kept there")
-        if one.aside and not quiet:
-            say(ERR, f"what was measured before answers another question, and is kept as {one.aside}")
+        if one.note and not quiet:
+            say(ERR, one.note)
+
+
+@contextmanager
+def measuring(what: str) -> Iterator[Callable[[str], None]]:
+    """Says what is done, once it is, and after an interrupt that nothing else was lost."""
+    with ERR.status(what, spinner="dots") as status:
+        try:
+            yield lambda part: status.update(f"{what}: {part} done")
+        except KeyboardInterrupt:
+            say(ERR, "interrupted; what was finished is kept, and what was measured before still stands")
+            raise
 
 
 def show_flags(flags: Sequence[dict[str, str]]) -> None:
