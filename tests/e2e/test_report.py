@@ -180,6 +180,24 @@ def test_examples_are_of_images_gray_or_in_color(shape: tuple[int, ...], shown: 
     assert ("data:image/png" in page) == (len(shape) == 3)
 
 
+def test_a_run_that_was_measured_less_is_not_the_best_for_it(runs: list[Path], tmp_path: Path) -> None:
+    few, many, out = tmp_path / "few", tmp_path / "many", tmp_path / "r.html"
+    for run, copy in zip(runs, (few, many), strict=False):
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluation*", "shifts*"))
+    command("evaluate", few, "--attacks", "fgsm", "--samples", "40", "--quiet")
+    command("evaluate", few, "--attacks", "", "--shifts", "blur", "--samples", "30", "--quiet")
+    command("evaluate", many, "--shifts", "all", "--samples", "40", "--quiet")
+    command("report", few, many, "--out", out)
+    page = out.read_text()
+    assert "so none is the best: erm by FGSM; spgd by FGSM, IFGSM, PGD, PGD-MARGIN." in page
+    behind = "under blur on 30 test samples for erm; under all shifts on 40 test samples for spgd"
+    clean, *others = zip(
+        *(table(page, f"Error in percent (shifted: {behind})")[name] for name in NAMES[:2]), strict=True
+    )
+    assert any(cell.endswith(" (best)") for cell in clean)
+    assert not any(cell.endswith(" (best)") for column in others for cell in column)
+
+
 def test_bad_requests_get_one_clear_error_and_write_nothing(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     assert refused("report", runs[0], tmp_path / "no", "--out", out) == (
@@ -202,6 +220,10 @@ def test_bad_requests_get_one_clear_error_and_write_nothing(runs: list[Path], tm
     known = "unknown format of a report 'pdf'; known: html, md, json"
     assert refused("report", runs[0], "--out", tmp_path / "r.pdf") == known
     assert refused("report", runs[0], "--format", "pdf", "--out", out) == known
+    for form in ([], ["--format", "html"]):
+        assert refused("report", runs[0], "--out", tmp_path, *form) == (
+            f"{tmp_path} is a folder; --out needs the name of a file, such as {tmp_path / 'report.html'}"
+        )
     assert not out.exists()
 
 

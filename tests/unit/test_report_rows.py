@@ -17,7 +17,18 @@ from rhobust.report.examples import examples
 from rhobust.report.figures import error_curves, swatches, trajectories
 from rhobust.report.page import to_html, to_markdown
 from rhobust.report.rows import Entry, Spread, rows_of
-from rhobust.report.tables import MISSING, audits, certificates, environments, facts, headline, settings, summary
+from rhobust.report.tables import (
+    MISSING,
+    audits,
+    certificates,
+    environments,
+    every_attack,
+    every_shift,
+    facts,
+    headline,
+    settings,
+    summary,
+)
 from rhobust.runs import Run
 from rhobust.toml import parse_overrides
 
@@ -157,6 +168,123 @@ def test_rows_that_share_no_attack_have_no_best() -> None:
     assert not any(cell.best for line in headline(made).lines for cell in line.cells[1:])
     assert summary(made).startswith("The rows were measured differently: no attack at any epsilon was measured of all")
     assert examples(made).reason == "No attack in a ball was measured of all runs, so no examples are shown."
+
+
+def by(attacks: list[str], errors: dict[tuple[str, float], float], restarts: int = 1) -> Measurement:
+    """An evaluation by these attacks, of which only some errors matter."""
+    return dataclasses.replace(at(errors), settings=ASKED | {"attacks": attacks, "restarts": restarts})
+
+
+def leading(table: Any) -> dict[str, list[str]]:
+    """The rows that are the best of each column."""
+    return {
+        column: [line.head for line in table.lines if line.cells[place].best]
+        for place, column in enumerate(table.columns[1:])
+    }
+
+
+def test_the_worst_of_few_attacks_does_not_beat_the_worst_of_many() -> None:
+    few = by(["fgsm"], {("worst", 0.0): 0.1, ("worst", 0.2): 0.2, ("fgsm", 0.2): 0.2})
+    many = by(["pgd", "fgsm"], {("worst", 0.0): 0.1, ("worst", 0.2): 0.3, ("fgsm", 0.2): 0.1, ("pgd", 0.2): 0.3})
+    made = report(
+        entry({"evaluation": few}, method="erm"),
+        entry({"evaluation": many}, method="spgd", radius=2.0),
+        entry({"evaluation": many}, method="fgsm"),
+    )
+    assert leading(headline(made))["worst 0.2"] == []
+    worst, fgsm, _ = every_attack(made)
+    assert leading(worst) == {"0": ["erm", "spgd", "fgsm"], "0.2": []}  # no attack at all is the same for all
+    assert leading(fgsm) == {"0.2": ["spgd", "fgsm"]}
+    assert summary(made) == (
+        "The rows were attacked differently, so none is the best: erm by FGSM; spgd and fgsm by FGSM, PGD."
+    )
+
+
+def test_attacks_in_another_norm_do_not_stand_behind_the_worst() -> None:
+    errors = {("worst", 0.2): 0.3}
+    made = report(
+        entry({"evaluation": by(["fgsm", "pgd"], errors)}, method="erm"),
+        entry({"evaluation": by(["pgd", "pgd-l2", "fgsm"], errors | {("worst-l2", 0.2): 0.1})}, method="fgsm"),
+    )
+    assert leading(headline(made))["worst 0.2"] == ["erm", "fgsm"]
+
+
+@pytest.mark.parametrize("attack", ["worst", "pgd"])
+def test_one_restart_does_not_beat_three(attack: str) -> None:
+    budget = {("wasserstein", 2.0): 0.5}  # an attack that has no restarts
+    made = report(
+        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="erm"),
+        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="fgsm"),
+        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.3} | budget, restarts=3)}, method="fgsm", seed=1),
+    )
+    in_ball, wasserstein = every_attack(made)
+    assert leading(in_ball) == {"0.2": []}
+    assert leading(wasserstein) == {"2": ["erm", "fgsm"]}
+    assert summary(made) == (
+        "The rows were attacked differently, so none is the best: "
+        "erm and fgsm by PGD with 1 restart; fgsm by PGD with 3 restarts."
+    )
+
+
+def test_rows_that_are_equal_as_printed_are_all_named() -> None:
+    def made(**errors: float) -> str:
+        rows = {"spgda": {"radius": 2.0}, "drfl": {"radius": 2.0}}
+        return summary(
+            report(*(entry({"evaluation": evaluated(0.02, e)}, method=m, **rows.get(m, {})) for m, e in errors.items()))
+        )
+
+    assert made(erm=0.5, spgda=0.15004, fgsm=0.1511, drfl=0.15) == (
+        "Under PGD at epsilon 0.2, spgda and drfl have the lowest error, 15.0 %, "
+        "where erm, plain training, has 50.0 %; on clean data they err on 2.0 % and 2.0 %, erm on 2.0 %."
+    )
+    assert made(spgda=0.15, erm=0.15) == "Under PGD at epsilon 0.2, spgda and erm have the lowest error, 15.0 %."
+
+
+def drifted(mean: float, samples: int = 50, *shifts: str) -> Measurement:
+    """Errors under these shifts; under two that stand for all without them."""
+    named = [{"shift": shift, "severity": 1, "error": mean} for shift in shifts or ("blur", "contrast")]
+    return Measurement(
+        "", {"shifts": list(shifts) or ["all"]}, {}, {"samples": samples, "shifted": named, "mean": mean}
+    )
+
+
+def test_the_mean_over_few_shifts_does_not_beat_the_mean_over_all() -> None:
+    def made(*few: str) -> Report:
+        return report(
+            entry({"evaluation": evaluated(0.1, 0.2), "shifts": drifted(0.1, 50, *few)}, method="erm"),
+            entry({"evaluation": evaluated(0.1, 0.2), "shifts": drifted(0.2)}, method="fgsm"),
+        )
+
+    for few, best in (("blur",), []), (("blur", "contrast"), ["erm"]), ((), ["erm"]):
+        table = every_shift(made(*few))
+        assert table is not None
+        assert leading(headline(made(*few)))["shifted"] == leading(table)["mean"] == best
+        assert leading(table)["blur"] == ["erm"]
+
+
+@pytest.mark.parametrize("form", [to_html, to_markdown])
+def test_the_errors_say_what_is_behind_the_shifted_ones_where_it_is_not_all_shifts_of_all_samples(form: Any) -> None:
+    def said(*shifts: Measurement | None) -> str:
+        rows = zip(("erm", "fgsm", "wrm"), shifts, strict=False)
+        entries = [
+            entry({"evaluation": evaluated(0.1, 0.2)} | ({"shifts": one} if one else {}), method=name)
+            for name, one in rows
+        ]
+        (caption,) = re.findall(
+            r"(?m)^(?:<caption>)?Error in percent( \(.*?)?(?:</caption>|:$)", form(report(*entries), Path("r"))
+        )
+        return str(caption)
+
+    assert said(drifted(0.1), None, drifted(0.2)) == ""
+    assert said(drifted(0.1, 30)) == " (shifted: under all shifts on 30 test samples)"
+    assert said(drifted(0.1, 50, "blur")) == " (shifted: under blur on 50 test samples)"
+    assert said(drifted(0.1, 30, "blur"), drifted(0.2), drifted(0.3, 30, "blur")) == (
+        " (shifted: under blur on 30 test samples for erm and wrm; under all shifts on 50 test samples for fgsm)"
+    )
+    assert (
+        said(drifted(0.1, 30, "<b>"))
+        == f" (shifted: under &lt;b{'&gt;' if form is to_html else '>'} on 30 test samples)"
+    )
 
 
 def test_flags_of_a_measurement_name_the_run_they_are_about() -> None:

@@ -33,6 +33,8 @@ def report(
     from rhobust.report.page import FORMATS
     from rhobust.report.rows import counted
 
+    if out and out.is_dir():
+        raise ConfigError([f"{out} is a folder; --out needs the name of a file, such as {out / 'report.html'}"])
     form = form or (out.suffix.removeprefix(".") if out else "html")
     if form not in FORMATS:
         raise ConfigError([unknown("format of a report", form, FORMATS)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import rhobust
 from rhobust.config import Config
@@ -36,6 +36,7 @@ _MEASURES: dict[Kind, Callable[[Subject, int, Done], Measurement]] = {
     "shifts": lambda subject, samples, done: measure_shifts(subject, samples=samples, done=done),
     "certificates": lambda subject, samples, done: measure_certificates(subject, samples=samples, done=done),
 }
+_Trait = TypeVar("_Trait", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,23 @@ class Report:
 
     def shifts(self) -> list[str]:
         """Every shift that was measured."""
-        named = (one["shift"] for entry in self.entries for one in (entry.result("shifts") or {}).get("shifted", []))
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(shift for entry in self.entries for shift in entry.shifts))
+
+    def names_by(self, trait: Callable[[Entry], _Trait]) -> dict[_Trait, list[str]]:
+        """The names of the rows that have each trait; a row whose seeds differ in it has several."""
+        found: dict[_Trait, dict[str, None]] = {}
+        for row in self.rows:
+            for entry in row.entries:
+                found.setdefault(trait(entry), {})[row.name] = None
+        return {one: list(names) for one, names in found.items()}
+
+    def attacked_alike(self, attack: str) -> bool:
+        """Whether the same attacks with the same restarts stand behind this one in all rows."""
+        return len(self.names_by(lambda entry: entry.behind(attack))) == 1
+
+    def shifted_alike(self) -> bool:
+        """Whether the mean over shifts is over the same ones in all rows."""
+        return len(self.names_by(lambda entry: entry.shifts)) == 1
 
     def flags(self) -> list[Flag]:
         """What the evaluations and audits say against themselves, and what speaks against comparing them."""

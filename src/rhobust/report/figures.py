@@ -190,7 +190,7 @@ def _certificates(row: Row, certificates: Sequence[Mapping[str, Any]], highest: 
 
 
 def shift_charts(report: Report) -> list[Chart]:
-    """Mean error under each shift, and over all shifts beside ERM's."""
+    """Mean error under each shift, and over shifts beside ERM's."""
     shifts = report.shifts()
     if not shifts:
         return []
@@ -218,7 +218,7 @@ def shift_charts(report: Report) -> list[Chart]:
     beside = "; dotted: erm" if any(row.method == "erm" for row in report.rows) else ""
     return [
         each.chart("Every shift", "mean error over severities, %", "", "Mean error of every method under each shift"),
-        every.chart("Mean over all shifts", f"mean error, %{beside}", "", "Mean error over all shifts by method"),
+        every.chart("Mean over shifts", f"mean error, %{beside}", "", "Mean error over shifts by method"),
     ]
 
 

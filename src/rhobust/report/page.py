@@ -158,7 +158,7 @@ def _markdown(table: Table | None) -> list[str]:
     ]
     rule = ["---", *["---:"] * (len(table.columns) - 1)]
     return [
-        f"{table.caption}:",
+        f"{_plain(table.caption)}:",
         "",
         *(f"| {' | '.join(map(_plain, line))} |" for line in (table.columns, rule, *lines)),
     ]

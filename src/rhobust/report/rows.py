@@ -53,6 +53,20 @@ class Entry:
                 return float(cell["error"])
         return None
 
+    def behind(self, attack: str) -> tuple[tuple[str, ...], int]:
+        """The attacks that stand behind an error of this name, and the restarts of each."""
+        if attack == "wasserstein":
+            return (attack,), 1
+        asked = self.measured["evaluation"].settings if "evaluation" in self.measured else {}
+        of_its_norm = {one for one in asked.get("attacks", []) if one.endswith("-l2") == attack.endswith("-l2")}
+        attacks = of_its_norm if attack.startswith("worst") else {attack}
+        return tuple(sorted(attacks)), asked.get("restarts", 1)
+
+    @property
+    def shifts(self) -> tuple[str, ...]:
+        """The shifts that were measured of it."""
+        return tuple(dict.fromkeys(one["shift"] for one in (self.result("shifts") or {}).get("shifted", [])))
+
     def shifted(self, shift: str) -> float | None:
         """Mean error under one shift, over its severities."""
         found = [one["error"] for one in (self.result("shifts") or {}).get("shifted", []) if one["shift"] == shift]

@@ -9,9 +9,10 @@ from typing import Any
 
 from rhobust.measurements import Kind
 from rhobust.report import Report
-from rhobust.report.rows import Row, Spread, counted, shown
+from rhobust.report.rows import Entry, Row, Spread, counted, shown
 
 MISSING = "–"
+_ALL_SHIFTS = "all shifts"
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,15 @@ def _clean(row: Row) -> Spread | None:
 
 
 def shifted(row: Row, shift: str | None = None) -> Spread | None:
-    """The mean error of a row under a shift; without one, over all shifts."""
+    """The mean error of a row under a shift; without one, over those that were measured of it."""
     if shift is not None:
         return row.spread(lambda entry: entry.shifted(shift))
     return row.spread(lambda entry: (entry.result("shifts") or {}).get("mean"))
 
 
-def _error(head: str, attack: str, epsilon: float) -> _Column:
-    return _Column(head, lambda row: row.attacked(attack, epsilon), percent)
+def _error(report: Report, head: str, attack: str, epsilon: float) -> _Column:
+    alike = not epsilon or report.attacked_alike(attack)  # at zero it is the clean error, whatever the attack
+    return _Column(head, lambda row: row.attacked(attack, epsilon), percent, ranked=alike)
 
 
 def headline(report: Report) -> Table:
@@ -105,9 +107,9 @@ def headline(report: Report) -> Table:
     attack = report.strongest()
     sizes = report.in_balls()[attack] if attack else []
     columns = [_Column("clean", _clean, percent)]
-    columns += [_error(f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
+    columns += [_error(report, f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
-        columns.append(_Column("shifted", shifted, percent))
+        columns.append(_Column("shifted", shifted, percent, ranked=report.shifted_alike()))
     columns += [
         _Column("gamma", lambda row: row.spread(lambda entry: entry.gamma), number, ranked=False),
         _Column("E[c]", lambda row: row.spread(lambda entry: entry.rho_eff), number, ranked=False),
@@ -116,7 +118,33 @@ def headline(report: Report) -> Table:
         ),
         _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
     ]
-    return _table("Error in percent", "method", report.rows, columns, len(report.data) == 1)
+    caption = f"Error in percent{_shifted_otherwise(report)}"
+    return _table(caption, "method", report.rows, columns, len(report.data) == 1)
+
+
+def _shifted_otherwise(report: Report) -> str:
+    """What is behind the shifted errors, in brackets, unless it is all shifts of the samples of the other errors."""
+    if all(_behind_shifted(entry) in (None, _usually_behind_shifted(entry)) for entry in report.entries):
+        return ""
+    found = [(behind, names) for behind, names in report.names_by(_behind_shifted).items() if behind]
+    each = []
+    for (shifts, samples), names in found:
+        whose = f" for {' and '.join(names)}" if len(found) > 1 else ""
+        each.append(f"under {shifts} on {counted(samples, 'test sample')}{whose}")
+    return f" (shifted: {'; '.join(each)})"
+
+
+def _behind_shifted(entry: Entry) -> tuple[str, int] | None:
+    """The shifts and the number of samples."""
+    if "shifts" not in entry.measured:
+        return None
+    made = entry.measured["shifts"]
+    shifts = _ALL_SHIFTS if "all" in made.settings.get("shifts", []) else ", ".join(entry.shifts)
+    return shifts, made.result["samples"]
+
+
+def _usually_behind_shifted(entry: Entry) -> tuple[str, int | None]:
+    return _ALL_SHIFTS, (entry.result("evaluation") or {}).get("samples")
 
 
 def every_attack(report: Report) -> list[Table]:
@@ -126,7 +154,7 @@ def every_attack(report: Report) -> list[Table]:
             f"Error in percent under {attack_name(attack)}, by {'budget' if attack == 'wasserstein' else 'epsilon'}",
             "method",
             report.rows,
-            [_error(f"{epsilon:g}", attack, epsilon) for epsilon in epsilons],
+            [_error(report, f"{epsilon:g}", attack, epsilon) for epsilon in epsilons],
             len(report.data) == 1,
         )
         for attack, epsilons in report.grid().items()
@@ -136,7 +164,7 @@ def every_attack(report: Report) -> list[Table]:
 def every_shift(report: Report) -> Table | None:
     """Mean error under every shift."""
     columns = [_Column(shift, lambda row, shift=shift: shifted(row, shift), percent) for shift in report.shifts()]  # type: ignore[misc]
-    columns.append(_Column("mean", shifted, percent))
+    columns.append(_Column("mean", shifted, percent, ranked=report.shifted_alike()))
     caption = "Mean error in percent over the severities of every shift"
     return _table(caption, "method", report.rows, columns, len(report.data) == 1) if report.shifts() else None
 
@@ -234,19 +262,41 @@ def _pairs(values: dict[str, object]) -> list[Line]:
 
 def summary(report: Report) -> str:
     """The one sentence that the numbers bear out: who leads under attack, and what that costs on clean data."""
-    where, best = report.middle(), report.ranked()[0]
-    erm = next((row for row in report.rows if row.method == "erm"), best)
+    where = report.middle()
     if len(report.rows) < 2 or len(report.data) > 1 or not report.in_balls():
         return ""
     if where is None:
         return "The rows were measured differently: no attack at any epsilon was measured of all, so none is the best."
-    found = [best.attacked(*where), erm.attacked(*where), _clean(best), _clean(erm)]
-    errors = [spread.mean for spread in found if spread is not None]
-    if len(errors) < len(found):
-        return ""
+    if not report.attacked_alike(where[0]):
+        return _attacked_differently(report, where[0])
+    attacked, clean = _means(report, lambda row: row.attacked(*where)), _means(report, _clean)
+    lowest = min(attacked.values(), key=float)
+    best = [name for name, error in attacked.items() if error == lowest]  # as shown, like the best of a table
+    erm = next((row.name for row in report.rows if row.method == "erm"), best[0])
     attack = "the worst attack" if where[0] == "worst" else attack_name(where[0])
-    text = f"Under {attack} at epsilon {where[1]:g}, {best.name} has the lowest error, {percent(errors[0])} %"
-    if erm is best:
+    has, it_errs = ("has", "it errs") if len(best) == 1 else ("have", "they err")
+    text = f"Under {attack} at epsilon {where[1]:g}, {' and '.join(best)} {has} the lowest error, {lowest} %"
+    if erm in best:
         return f"{text}."
-    clean = f"on clean data it errs on {percent(errors[2])} %, erm on {percent(errors[3])} %"
-    return f"{text}, where erm, plain training, has {percent(errors[1])} %; {clean}."
+    costs = " and ".join(f"{clean[name]} %" for name in best)
+    return (
+        f"{text}, where erm, plain training, has {attacked[erm]} %; "
+        f"on clean data {it_errs} on {costs}, erm on {clean[erm]} %."
+    )
+
+
+def _attacked_differently(report: Report, attack: str) -> str:
+    """Who was attacked how, in the sentence that stands where the best would."""
+    found = report.names_by(lambda entry: entry.behind(attack))
+    same_restarts = len({restarts for _, restarts in found}) == 1
+    each = [
+        f"{' and '.join(names)} by {', '.join(map(attack_name, attacks))}"
+        + ("" if same_restarts else f" with {counted(restarts, 'restart')}")
+        for (attacks, restarts), names in found.items()
+    ]
+    return f"The rows were attacked differently, so none is the best: {'; '.join(each)}."
+
+
+def _means(report: Report, pick: Callable[[Row], Spread | None]) -> dict[str, str]:
+    """A number of every row, in percent as it is shown."""
+    return {row.name: percent(found.mean) for row in report.rows if (found := pick(row))}
