@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rhobust.data import Samples
 from rhobust.errors import DataError
-from rhobust.validator import check_batch
+from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's
+_FULL = {torch.float32, torch.float64}  # precisions that give way to the model's
 
 
 class Batch(NamedTuple):
@@ -70,12 +71,20 @@ class SampleBatches(Batches):
 class DatasetBatches(Batches):
     """A map-style `Dataset`, fetched item by item; only one batch is ever in memory."""
 
-    def __init__(self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
                 f"{type(dataset).__name__} has no length and no items; wrap an iterable dataset in a DataLoader"
             )
-        self.dataset, self.batch_size, self.seed, self.device = dataset, batch_size, seed, device
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.device, self.precision = device, precision
         if len(self.dataset) == 0:
             raise DataError("the data set is empty: nothing to learn from")
         self.full = min(batch_size, len(self.dataset))
@@ -86,15 +95,15 @@ class DatasetBatches(Batches):
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.dataset), self.seed, number)
         for chosen in torch.split(order, self.batch_size)[skip:]:
-            x, y = default_collate([self.dataset[i] for i in chosen.tolist()])
-            yield Batch(x.to(self.device), y.to(self.device))
+            items = default_collate([self.dataset[i] for i in chosen.tolist()])
+            yield _batch(items, "Dataset", self.device, self.precision)
 
 
 class LoaderBatches(Batches):
     """The user's own `DataLoader`, streamed as it comes; its order, and so its repeatability, are the user's."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        self.loader, self.device = loader, device
+    def __init__(self, loader: DataLoader[Any], device: torch.device, precision: torch.dtype = torch.float32) -> None:
+        self.loader, self.device, self.precision = loader, device, precision
 
     def steps(self) -> int | None:
         try:
@@ -106,15 +115,20 @@ class LoaderBatches(Batches):
         index = -1
         for index, batch in enumerate(self.loader):
             if index >= skip:
-                if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                    raise DataError(f"the DataLoader must give pairs (x, y), not {type(batch).__name__}")
-                x, y = batch
-                yield Batch(x.to(self.device), y.to(self.device))
+                yield _batch(batch, "DataLoader", self.device, self.precision)
         if index < 0:
             raise DataError(
                 f"the DataLoader gives no batch in epoch {number}: nothing to learn from. With drop_last=True it drops "
                 "a batch that is not full"
             )
+
+
+def _batch(pair: object, source: str, device: torch.device, precision: torch.dtype) -> Batch:
+    """What a source of the user's gave, where the model is and in its precision."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise DataError(f"the {source} must give pairs (x, y), not {_kind(pair)}")
+    x, y = (_tensor(part, precision).to(device) for part in pair)
+    return Batch(x, y)
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
@@ -128,31 +142,42 @@ def batches_of(
     device: torch.device,
     precision: torch.dtype = torch.float32,
 ) -> Batches:
-    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`; arrays in this precision."""
+    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`, in this precision."""
     if isinstance(data, DataLoader):
         if batch_size is not None:
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
-        return LoaderBatches(data, device)
+        return LoaderBatches(data, device, precision)
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number, at least 1, not {batch_size}")
     batch_size = int(batch_size)  # of NumPy's, too
     if isinstance(data, Dataset):
-        return DatasetBatches(data, batch_size, seed, device)
+        return DatasetBatches(data, batch_size, seed, device, precision)
     if isinstance(data, Samples):
-        return SampleBatches(data, batch_size, seed, device)
+        data = data.x, data.y
     if isinstance(data, tuple | list) and len(data) == 2:
         x, y = (_tensor(part, precision) for part in data)
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
+        check_movable(x, getattr(data[0], "dtype", x.dtype))  # the array's own: the tensor is int64 whatever it was
         return SampleBatches(Samples(x, y), batch_size, seed, device)
-    raise DataError(f"data must be (x, y), a Dataset or a DataLoader, not {type(data).__name__}")
+    raise DataError(
+        f"data must be (x, y), a Dataset or a DataLoader (which takes a list of pairs, too), not {_kind(data)}"
+    )
+
+
+def _kind(data: object) -> str:
+    name = type(data).__name__
+    return f"a {name} of {len(data)}" if isinstance(data, tuple | list) else name
 
 
 def _tensor(part: object, precision: torch.dtype) -> Tensor:
-    """A tensor as it is; of an array, floating point numbers in this precision and others as int64."""
+    """A tensor, float32 and float64 in this precision; of an array, all floating point numbers, and others as int64.
+
+    Tensors of less precision are left alone, and so are all for a model of less: it may cast them, or autocast does.
+    """
     if isinstance(part, Tensor):
-        return part
+        return part.to(precision) if {part.dtype, precision} <= _FULL else part
     array = np.asarray(part)
     if array.dtype.kind == "f":
         return torch.from_numpy(np.ascontiguousarray(array)).to(precision)

@@ -19,8 +19,17 @@ from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
+from rhobust.losses import cross_entropy
 from rhobust.problem import Accuracy, Maximum, Problem
-from rhobust.validator import check_batch, check_classes, check_labels, check_loss, check_model, check_settings
+from rhobust.validator import (
+    check_batch,
+    check_classes,
+    check_cross_entropy,
+    check_labels,
+    check_loss,
+    check_model,
+    check_settings,
+)
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""
@@ -207,6 +216,8 @@ class RobustObjective(nn.Module):
         output = self.model(x)
         if self._classes is None:
             classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
+            if self.loss is cross_entropy or type(self.loss) is nn.CrossEntropyLoss:
+                check_cross_entropy(output, y)
             if self.maximizer.classifies:
                 check_classes(y, output)
             self._classes = output.shape[1] if classifies else 0

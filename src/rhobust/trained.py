@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Size, Tensor, nn
 
 from rhobust.config import Config
-from rhobust.errors import RunError
+from rhobust.errors import DataError, RunError
 from rhobust.models import build_model
 from rhobust.runs import Run
 
@@ -24,6 +25,8 @@ class TrainedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's output."""
+        if isinstance(x, list | tuple | np.ndarray):
+            raise DataError(f"the model takes a tensor, not {type(x).__name__}; use torch.as_tensor(x).float()")
         output: Tensor = self.model(x)
         return output
 

@@ -237,13 +237,13 @@ def fit(
 ) -> Fit:
     """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
 
-    `data` is (x, y) of tensors or arrays (taken in the model's precision), a `Dataset` (shuffled by `seed`) or a
-    `DataLoader` (taken as it comes); neither of the last two is ever held in memory whole. Batches have 128 samples; a
-    loader brings its own. The optimizer defaults to Adam with the paper's learning rate, 0.001. With `precision`
-    torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999, the model ends with its
-    weights averaged over the steps; with `memory`, a decay such as 0.9, an ascent begins near where that of the epoch
-    before ended (`Memory`). On a GPU the step is captured once and replayed, where it can be. The random draws of the
-    training come from `seed`; the global generators are left as they were.
+    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
+    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
+    Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
+    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
+    the model ends with its weights averaged over the steps; with `memory`, a decay such as 0.9, an ascent begins near
+    where that of the epoch before ended (`Memory`). On a GPU the step is captured once and replayed, where it can be.
+    The random draws of the training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
@@ -257,6 +257,9 @@ def fit(
         raise ConfigError([chosen.no_gamma_rule])
     if not isinstance(epochs, Integral) or epochs < 1:
         raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
+        raise Refused(f"model must be an instance of nn.Module, not {what}")
     if next(model.parameters(), None) is None:
         raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
     if not any(theta.requires_grad for theta in model.parameters()):

@@ -82,8 +82,7 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
         raise DataError(f"the batch is empty, of shape {tuple(x.shape)}: nothing to learn from")
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
-    if not x.is_floating_point():
-        raise DataError(f"x must be of floating point to be moved, not {x.dtype}; use x.float()")
+    check_movable(x, x.dtype)
     if capturing(x):
         return  # reading values back is not possible there; whoever captures has checked the data
     for name, values in (("x", x), ("y", y)):
@@ -99,6 +98,14 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
             raise DataError(
                 f"x runs from {low:g} to {high:g}, outside its bounds {bounds}; scale the data or widen the bounds"
             )
+
+
+def check_movable(x: Tensor, dtype: object) -> None:
+    """Refuse inputs that are not real; `dtype` is that of what was passed."""
+    if not x.is_floating_point():
+        raise DataError(
+            f"x must be of floating point to be moved, not {dtype}; use x.float(), or for an array x.astype('float32')"
+        )
 
 
 def check_labels(y: Tensor, classes: int) -> None:
@@ -119,6 +126,30 @@ def check_classes(y: Tensor, output: Tensor) -> None:
         raise Refused(
             "an ascent on the margin (methods spgda and spgda-margin) is for classifiers, and y does not hold classes: "
             "for regression take method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"
+        )
+
+
+def check_cross_entropy(output: Tensor, y: Tensor) -> None:
+    """Refuse outputs that are not one for each class, and a y that is neither class numbers nor probabilities."""
+    if y.is_floating_point():
+        if output.ndim < 2 or y.shape != output.shape:
+            raise DataError(
+                f"y holds floating point numbers, of shape {tuple(y.shape)} for outputs {tuple(output.shape)}, and "
+                "cross-entropy wants whole class numbers, or probabilities of the outputs' shape; for regression pass "
+                "another loss="
+            )
+    elif output.ndim < 2 or y.shape != output.shape[:1] + output.shape[2:]:  # one label, or one for each pixel
+        if output.ndim != 2 or len(output) != len(y):
+            raise Refused(
+                f"the model's outputs have shape {tuple(output.shape)} for {len(y)} samples, and cross-entropy wants "
+                "(B, classes); if the inputs have too many dimensions, begin the model with nn.Flatten()"
+            )
+        fix = "y[:, 0] (y.squeeze(1))" if y.shape[1] == 1 else "y.argmax(1) where they are one-hot"
+        raise DataError(f"y has shape {tuple(y.shape)}, and class labels are (B,), one for each sample; use {fix}")
+    if output.shape[1] == 1:
+        raise Refused(
+            "the model has one output, and a classifier needs one for each class: two for labels 0 and 1. For "
+            "regression pass another loss="
         )
 
 

@@ -1,6 +1,7 @@
 """Batches from whatever holds the data; the same steps from each."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,13 @@ def test_a_dataset_is_streamed_batch_by_batch() -> None:
         assert len(data.fetched) == 10 * number
 
 
+def test_a_list_of_pairs_is_a_data_set_for_a_loader() -> None:
+    pairs: Any = list(zip(X, Y, strict=True))
+    x, y, _ = next(batches_of(DataLoader(pairs, 50), None, 0, CPU).epoch(0))
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+
+
 @pytest.mark.parametrize("data", [Stream(), TensorDataset(X, Y)])
 def test_fit_takes_a_loader_as_it_comes_with_or_without_a_length(data: Dataset[tuple[Tensor, Tensor]]) -> None:
     torch.manual_seed(0)
@@ -109,6 +117,12 @@ def test_unusable_data_are_named() -> None:
         batches_of(TensorDataset(X[:0], Y[:0]), 16, 0, CPU)
     with pytest.raises(DataError, match="not dict"):
         batches_of({"x": X}, 16, 0, CPU)
+    with pytest.raises(DataError, match=r"a DataLoader \(which takes a list of pairs, too\), not a list of 50"):
+        batches_of(list(zip(X, Y, strict=True)), 16, 0, CPU)
+    with pytest.raises(DataError, match=r"the Dataset must give pairs \(x, y\), not a list of 3"):
+        next(batches_of(TensorDataset(X, Y, Y), 16, 0, CPU).epoch(0))
+    with pytest.raises(DataError, match=r"the DataLoader must give pairs \(x, y\), not a list of 3"):
+        next(batches_of(DataLoader(TensorDataset(X, Y, Y)), None, 0, CPU).epoch(0))
     with pytest.raises(DataError, match="NaN or infinite values"):
         batches_of((torch.full((3, 2), torch.nan), torch.zeros(3)), 16, 0, CPU)
     with pytest.raises(DataError, match="wrap an iterable dataset in a DataLoader"):

@@ -1,17 +1,22 @@
 """`fit`: what it refuses before the first step."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rhobust
+from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
+from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.losses import cross_entropy
+from rhobust.trained import TrainedModel
 
 X = torch.linspace(-1, 1, 24).reshape(8, 3)
 Y = torch.arange(8) % 2
@@ -44,6 +49,25 @@ Y = torch.arange(8) % 2
             r"cost must be a Cost, SquaredL2\(\), SquaredLp\(p\) or SquaredLinf\(\) of rhobust\.costs, not 'linf'",
         ),
         ({"loss": "mse"}, Refused, "a per-sample loss, a function"),
+        ({"model": nn.Linear(3, 1)}, Refused, "one output, and a classifier needs one for each class: two for labels"),
+        (
+            {"data": (X[:, None], Y)},
+            Refused,
+            r"outputs have shape \(8, 1, 2\) for 8 samples, and cross-entropy wants \(B, classes\); .* nn\.Flatten\(\)",
+        ),
+        ({"data": (X, Y[:, None])}, DataError, r"y has shape \(8, 1\), and class labels are \(B,\), .*; use y\[:, 0\]"),
+        ({"data": (X, nn.functional.one_hot(Y))}, DataError, r"y has shape \(8, 2\), .*; use y\.argmax\(1\)"),
+        (
+            {"data": (X.numpy(), Y.double().numpy())},
+            DataError,
+            r"y holds floating point numbers, of shape \(8,\) for outputs \(8, 2\), and cross-entropy wants whole",
+        ),
+        (
+            {"data": (X.byte().numpy(), Y)},
+            DataError,
+            r"floating point to be moved, not uint8; use x\.float\(\), or for an array x\.astype\('float32'\)",
+        ),
+        ({"data": (X, Y, Y)}, DataError, r"data must be \(x, y\), .*, not a tuple of 3"),
         ({"model": nn.Flatten()}, Refused, "Flatten has no parameters: there is nothing to train"),
         ({"data": (X, Y.float())}, DataError, "for regression pass another loss="),
         ({"data": (X, Y[:5])}, DataError, "x has 8 samples and y has 5"),
@@ -75,6 +99,29 @@ def test_a_wrong_request_is_refused_and_the_model_left_alone(
     with pytest.raises(kind, match=message):
         rhobust.fit(**request)
     assert all(torch.equal(a, b) for a, b in zip(before, request["model"].parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Flatten, "must be an instance of nn.Module, not the class Flatten; build one"),
+        (torch.relu, "must be an instance of nn.Module, not builtin_function_or_method"),
+        (lambda x: x, "must be an instance of nn.Module, not function"),
+    ],
+)
+def test_what_is_not_a_model_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        rhobust.fit(model, (X, Y), radius=0.1)
+
+
+@pytest.mark.parametrize("x", [X.numpy(), X.tolist()], ids=["array", "list"])
+def test_a_trained_model_takes_a_tensor(x: Any) -> None:
+    model = TrainedModel(nn.Linear(3, 2), Config(), 1.0, (-1.0, 1.0))
+    with pytest.raises(
+        DataError, match=rf"takes a tensor, not {type(x).__name__}; use torch\.as_tensor\(x\)\.float\(\)"
+    ):
+        model(x)
+    assert model(torch.as_tensor(x).float()).shape == (8, 2)
 
 
 def test_the_global_generator_is_left_as_it_was_and_the_seed_decides() -> None:
@@ -131,14 +178,83 @@ def test_fit_says_what_the_command_would() -> None:
         rhobust.fit(nn.Linear(3, 2), (X, Y), method="spgda", radius=0.1, epochs=2, average=0.999)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_arrays_are_taken_in_the_model_s_precision(precision: torch.dtype) -> None:
+class Rows(Dataset[tuple[Any, Any]]):
+    """Rows of arrays, and targets that are numbers of Python's where y has one a sample."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x.numpy(), y.numpy()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.x[index], self.y[index].tolist() if self.y.ndim == 1 else self.y[index]
+
+
+HOLDERS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "lists": lambda x, y: (x.tolist(), y.tolist()),
+    "tensors": lambda x, y: (x, y),
+    "Samples": Samples,
+    "TensorDataset": TensorDataset,
+    "rows": Rows,
+    "DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), len(x)),
+}
+
+
+@pytest.mark.parametrize("of_model", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("of_data", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_data_are_taken_in_the_model_s_precision(holder: str, of_data: torch.dtype, of_model: torch.dtype) -> None:
+    # Soft labels: cross-entropy, too, wants y in the precision of the outputs. One sample: there is but one order.
+    x, soft = X[:1].to(of_data), torch.tensor([[0.25, 0.75]], dtype=of_data)  # what float32 has exactly
     found = []
-    for x in (X.double().numpy(), X.numpy().tolist(), X.to(precision)):
+    for data in (HOLDERS[holder](x, soft), (x.to(of_model), soft.to(of_model))):
         torch.manual_seed(0)
-        model = nn.Linear(3, 2).to(precision)
-        rhobust.fit(model, (x, Y), radius=0.1, epochs=1)
+        model = nn.Linear(3, 2).to(of_model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one sample is one point, for any radius
+            rhobust.fit(model, data, radius=0.1, epochs=2)
         found.append(model.weight)
-    assert found[0].dtype == precision
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[2])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_targets_are_taken_in_the_model_s_precision(holder: str) -> None:
+    seen: set[torch.dtype] = set()
+
+    def squared_error(output: Tensor, y: Tensor) -> Tensor:
+        seen.add(y.dtype)
+        return (output[:, 0] - y).square()
+
+    rhobust.fit(
+        nn.Linear(3, 1), HOLDERS[holder](X.double(), X[:, 0].double()), radius=0.1, loss=squared_error, epochs=1
+    )
+    assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize("holder", ["tensors", "Samples", "TensorDataset", "DataLoader"])
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_of_lower_precision_is_the_model_s_own_affair(low: torch.dtype, holder: str) -> None:
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    class Casting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((x.dtype, self.weight.dtype))
+            return super().forward(x.to(self.weight.dtype))
+
+    for of_data, of_model in ((low, torch.float32), (torch.float32, low), (torch.float64, low)):
+        seen.clear()
+        rhobust.fit(Casting(3, 2).to(of_model), HOLDERS[holder](X.to(of_data), Y), method="erm", epochs=1)
+        assert set(seen) == {(of_data, of_model)}
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, nn.CrossEntropyLoss(reduction="none")])
+def test_labels_of_pixels_are_for_a_loss_that_adds_them_up(loss: Any) -> None:
+    x, y = torch.linspace(-1, 1, 200).reshape(2, 1, 10, 10), torch.arange(200).reshape(2, 10, 10) % 3
+    trained = rhobust.fit(
+        nn.Conv2d(1, 3, 3, padding=1), (x, y), radius=0.1, loss=lambda out, y: loss(out, y).flatten(1).mean(1), epochs=1
+    )
+    assert trained.history
+    with pytest.raises(Refused, match=r"the loss returned shape \(2, 10, 10\) .*flatten\(1\)\.mean\(1\)"):
+        rhobust.fit(nn.Conv2d(1, 3, 3, padding=1), (x, y), radius=0.1, loss=loss)

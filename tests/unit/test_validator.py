@@ -16,6 +16,7 @@ import rhobust
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import DataError, Refused
+from rhobust.losses import cross_entropy
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 MAXIMIZERS = [PenalizedAscent(steps=2), Oracle(), Ball(0.1), Identity()]
@@ -65,7 +66,11 @@ def nothing_changes(objective: rhobust.RobustObjective) -> Iterator[None]:
 
 
 def refused(
-    objective: rhobust.RobustObjective, x: Tensor, y: Tensor, match: str, kind: type[Exception] = DataError
+    objective: rhobust.RobustObjective,
+    x: Tensor,
+    y: Tensor,
+    match: str,
+    kind: type[Exception] | tuple[type[Exception], ...] = DataError,
 ) -> None:
     with nothing_changes(objective), pytest.raises(kind, match=match):
         objective(x, y)
@@ -257,6 +262,35 @@ def test_a_loss_that_is_not_one_number_per_sample_is_refused(loss: Any, shape: s
     refused(build(loss=loss, maximizer=maximizer), X, Y, match, Refused)
 
 
+@pytest.mark.parametrize("maximizer", [*MAXIMIZERS, rhobust.ascent.MarginAscent()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("loss", [CROSS_ENTROPY, cross_entropy], ids=["torch's", "ours"])
+@pytest.mark.parametrize(
+    ("model", "y", "match"),
+    [
+        (nn.Flatten(0), Y, r"outputs have shape \(12,\) for 4 samples"),
+        (nn.Unflatten(1, (1, 3)), Y, r"outputs have shape \(4, 1, 3\) for 4 samples"),
+        (nn.Linear(3, 1), Y, "one output, and a classifier needs one for each class"),
+        (nn.Linear(3, 1), torch.ones(4, 1), "one output, and a classifier needs one for each class"),  # of loss zero
+        (nn.Linear(3, 3), Y[:, None], r"y has shape \(4, 1\)"),
+        (nn.Linear(3, 3), torch.eye(3)[Y].long(), r"y has shape \(4, 3\)"),
+        (nn.Linear(3, 3), Y.float(), r"y holds floating point numbers, of shape \(4,\) for outputs \(4, 3\)"),
+        (nn.Flatten(0), Y.float(), r"y holds floating point numbers, of shape \(4,\) for outputs \(12,\)"),
+    ],
+)
+def test_cross_entropy_is_of_one_output_for_each_class_and_one_label_for_each_sample(
+    model: nn.Module, y: Tensor, match: str, loss: Any, maximizer: Maximizer
+) -> None:
+    objective = build(model, loss, maximizer=maximizer)
+    for _ in range(2):  # and not only at first
+        refused(objective, X, y, match, (Refused, DataError))
+
+
+def test_a_loss_of_the_user_s_own_says_itself_what_it_takes() -> None:
+    for model in (nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3), nn.Unflatten(1, (1, 3)))):
+        objective = build(model, lambda output, y: output.flatten(1).sum(1) * y[:, 0])
+        assert objective(X, Y[:, None]).gradients
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Data
 
@@ -312,7 +346,9 @@ def test_inputs_and_targets_of_different_length_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_inputs_that_cannot_move_are_refused(dtype: torch.dtype) -> None:
-    refused(build(), X.to(dtype), Y, rf"x must be of floating point to be moved, not {dtype}; use x\.float\(\)")
+    refused(
+        build(), X.to(dtype), Y, rf"x must be of floating point to be moved, not {dtype}; use x\.float\(\), or for an"
+    )
 
 
 def test_refusals_are_value_errors_for_whoever_does_not_know_this_library() -> None:
