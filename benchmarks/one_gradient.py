@@ -142,7 +142,8 @@ TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on t
             (STRONGEST | way, seeds)
             for way, seeds in (
                 ({"radius": 0.04, "cap": 0.25}, (0,)),
-                ({"radius": 0.0585}, (0,)),
+                ({"radius": 0.0585}, (0, 1, 2)),
+                ({"gamma_min": 1e-6}, (0, 1, 2)),
                 ({"noise": 0.15}, (0,)),
                 ({"regularizer": SMALL}, (0,)),
                 ({"steps": RARE3}, (0, 1, 2)),
@@ -153,7 +154,7 @@ TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on t
                 ({"radius": 0.09, "cap": 0.5, "noise": 0.3, "steps": 5, "epochs": 60}, (0,)),
                 ({"method": "spgda-margin"}, (0, 1, 2)),
                 ({"method": "spgda-margin", "radius": 0.07}, (0,)),
-                ({"method": "spgda-margin", "steps": RARE3}, (0,)),
+                ({"method": "spgda-margin", "steps": RARE3}, (0, 1, 2)),
                 ({"method": "spgda-margin", "epochs": 90}, (0,)),
                 ({"method": "spgda-margin", "radius": 0.1, "cap": 0.35}, (0,)),
                 ({"method": "spgda-margin", "radius": 0.13, "cap": 0.4, "epochs": 60}, (0,)),
