@@ -17,6 +17,7 @@ from rhobust.report.examples import examples
 from rhobust.report.figures import error_curves, swatches, trajectories
 from rhobust.report.page import to_html, to_markdown
 from rhobust.report.rows import Entry, Spread, rows_of
+from rhobust.report.summary import summary
 from rhobust.report.tables import (
     MISSING,
     audits,
@@ -27,7 +28,6 @@ from rhobust.report.tables import (
     facts,
     headline,
     settings,
-    summary,
 )
 from rhobust.runs import Run
 from rhobust.toml import parse_overrides

@@ -18,6 +18,7 @@ from rhobust.report import tables as tables
 from rhobust.report.commands import commands, reporting
 from rhobust.report.examples import examples
 from rhobust.report.rows import Row
+from rhobust.report.summary import summary
 from rhobust.report.tables import Table
 from rhobust.trust import CHECKS
 
@@ -58,7 +59,7 @@ def to_html(report: Report, out: Path) -> str:
         version=rhobust.__version__,
         title=_title(report),
         report=report,
-        summary=tables.summary(report),
+        summary=summary(report),
         facts=tables.facts(report),
         learning=learning,
         last=_words(_LAST, report.rows),
@@ -100,7 +101,7 @@ def to_markdown(report: Report, out: Path) -> str:
         ("What was trained", [*_markdown(common), "", *_markdown(own), "", *_markdown(tables.environments(report))]),
         ("Again", ["```sh", *_script(report, out, "md"), "```"]),
     ]
-    head = [f"# {_plain(_title(report))}", "", _plain(tables.facts(report)), "", _plain(tables.summary(report))]
+    head = [f"# {_plain(_title(report))}", "", _plain(tables.facts(report)), "", _plain(summary(report))]
     body = [line for name, lines in sections if lines for line in ("", f"## {name}", "", *lines)]
     return "\n".join([*head, *body]) + "\n"
 

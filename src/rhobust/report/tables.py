@@ -86,7 +86,8 @@ def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Col
     return Table(caption, [first, *(column.head for column in columns)], lines)
 
 
-def _clean(row: Row) -> Spread | None:
+def clean(row: Row) -> Spread | None:
+    """The clean error of a row."""
     return row.spread(lambda entry: (entry.result("evaluation") or {}).get("clean"))
 
 
@@ -106,7 +107,7 @@ def headline(report: Report) -> Table:
     """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
     attack = report.strongest()
     sizes = report.in_balls()[attack] if attack else []
-    columns = [_Column("clean", _clean, percent)]
+    columns = [_Column("clean", clean, percent)]
     columns += [_error(report, f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
         columns.append(_Column("shifted", shifted, percent, ranked=report.shifted_alike()))
@@ -258,45 +259,3 @@ def _samples(report: Report, kind: Kind) -> str:
 
 def _pairs(values: dict[str, object]) -> list[Line]:
     return [Line(key.replace("_", " "), [Cell(shown(value))]) for key, value in values.items()]
-
-
-def summary(report: Report) -> str:
-    """The one sentence that the numbers bear out: who leads under attack, and what that costs on clean data."""
-    where = report.middle()
-    if len(report.rows) < 2 or len(report.data) > 1 or not report.in_balls():
-        return ""
-    if where is None:
-        return "The rows were measured differently: no attack at any epsilon was measured of all, so none is the best."
-    if not report.attacked_alike(where[0]):
-        return _attacked_differently(report, where[0])
-    attacked, clean = _means(report, lambda row: row.attacked(*where)), _means(report, _clean)
-    lowest = min(attacked.values(), key=float)
-    best = [name for name, error in attacked.items() if error == lowest]  # as shown, like the best of a table
-    erm = next((row.name for row in report.rows if row.method == "erm"), best[0])
-    attack = "the worst attack" if where[0] == "worst" else attack_name(where[0])
-    has, it_errs = ("has", "it errs") if len(best) == 1 else ("have", "they err")
-    text = f"Under {attack} at epsilon {where[1]:g}, {' and '.join(best)} {has} the lowest error, {lowest} %"
-    if erm in best:
-        return f"{text}."
-    costs = " and ".join(f"{clean[name]} %" for name in best)
-    return (
-        f"{text}, where erm, plain training, has {attacked[erm]} %; "
-        f"on clean data {it_errs} on {costs}, erm on {clean[erm]} %."
-    )
-
-
-def _attacked_differently(report: Report, attack: str) -> str:
-    """Who was attacked how, in the sentence that stands where the best would."""
-    found = report.names_by(lambda entry: entry.behind(attack))
-    same_restarts = len({restarts for _, restarts in found}) == 1
-    each = [
-        f"{' and '.join(names)} by {', '.join(map(attack_name, attacks))}"
-        + ("" if same_restarts else f" with {counted(restarts, 'restart')}")
-        for (attacks, restarts), names in found.items()
-    ]
-    return f"The rows were attacked differently, so none is the best: {'; '.join(each)}."
-
-
-def _means(report: Report, pick: Callable[[Row], Spread | None]) -> dict[str, str]:
-    """A number of every row, in percent as it is shown."""
-    return {row.name: percent(found.mean) for row in report.rows if (found := pick(row))}
