@@ -236,8 +236,9 @@ def _write(path: Path, content: Mapping[str, Any]) -> str | None:
     path.replace(place)
     try:
         write_json(path, content)
-    except OSError:
-        place.replace(path)
+    except BaseException:  # an interrupt, too
+        if not path.exists():
+            place.replace(path)
         raise
     damaged = ", damaged or edited," if before is None else ""
     return f"what was {path} until now{damaged} is kept as {place}"
@@ -261,7 +262,7 @@ def _question(content: Mapping[str, Any]) -> tuple[object, ...]:
 def _size(content: Mapping[str, Any]) -> int:
     """How much was asked: numbers, each of so many samples and restarts."""
     asked = next((len(content[key]) for key in ("attacked", "shifted", "certificates") if key in content), 1)
-    return int(content["samples"] * content["settings"].get("restarts", 1) * asked)
+    return int(content.get("samples", 0) * content["settings"].get("restarts", 1) * asked)
 
 
 def _digest(run: Run) -> str:
