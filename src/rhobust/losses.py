@@ -6,18 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhobust.errors import DataError
 from rhobust.fusible import fusible
+from rhobust.validator import check_cross_entropy
 
 
 @fusible
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample, (B,), for class numbers (B,) or probabilities (B, classes)."""
-    if not y.is_floating_point():
-        y = y.long()
-    elif y.shape != output.shape:
-        raise DataError(f"y is {y.dtype}, and cross-entropy wants class numbers; for regression pass another loss=")
-    return F.cross_entropy(output, y, reduction="none")
+    check_cross_entropy(output, y)
+    return F.cross_entropy(output, y if y.is_floating_point() else y.long(), reduction="none")
 
 
 def margin(output: Tensor, y: Tensor) -> Tensor:

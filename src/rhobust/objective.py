@@ -19,7 +19,6 @@ from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
-from rhobust.losses import cross_entropy
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.validator import (
     check_batch,
@@ -214,16 +213,18 @@ class RobustObjective(nn.Module):
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
-        if self._classes is None:
+        if self._classes is not None:
+            loss = self.loss(output, y)
+        else:
             classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
-            if self.loss is cross_entropy or type(self.loss) is nn.CrossEntropyLoss:
+            if isinstance(self.loss, nn.CrossEntropyLoss):  # our own looks itself
                 check_cross_entropy(output, y)
+            if classifies:
+                check_labels(y, output.shape[1])
+            loss = self.loss(output, y)
             if self.maximizer.classifies:
                 check_classes(y, output)
             self._classes = output.shape[1] if classifies else 0
-            if classifies:
-                check_labels(y, self._classes)
-        loss = self.loss(output, y)
         check_loss(loss, len(x))
         return loss
 

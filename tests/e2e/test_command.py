@@ -321,15 +321,22 @@ def test_numbers_are_not_written_over_a_file_of_a_run(unmeasured: Path) -> None:
     assert (unmeasured / "mine.json").exists()
 
 
-def test_an_interrupt_says_that_nothing_else_is_lost(unmeasured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_an_interrupt_says_that_nothing_else_is_lost(
+    unmeasured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     evaluated(unmeasured, "0.1")
     before = (unmeasured / "evaluation.json").read_bytes()
 
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measurements, "evaluate", interrupted)
-    done = CliRunner().invoke(app, ["evaluate", str(unmeasured)])
+    monkeypatch.setattr(measurements, "evaluate_shifts", interrupted)  # which a report lacks, and measures
+    for old in unmeasured.glob("shifts*.json"):
+        old.unlink()
+    done = CliRunner().invoke(app, [command, str(unmeasured)])
     assert done.exit_code == 130
     assert "what was measured before still stands" in done.stderr
     assert (unmeasured / "evaluation.json").read_bytes() == before

@@ -28,8 +28,11 @@ def audit(
     """Let an independent referee attack a trained run, and compare its error with ours. Needs the extra `audit`."""
     check_seed(seed)
     check_json(json)
-    with measuring("auditing") as done:
-        made = measure_audit(Subject.of(Run.find(run)), epsilon=epsilon, samples=samples, seed=seed, done=done)
+    with measuring("auditing") as tell:
+        subject = Subject.of(Run.find(run))
+        made = measure_audit(
+            subject, epsilon=epsilon, samples=samples, seed=seed, done=lambda part: tell(f"{part} done")
+        )
     show_kept(quiet, made)
     if not quiet:
         found = made.result

@@ -35,8 +35,8 @@ def certify(
     check_json(json)
     grid = None if radii is None else numbers("--radii", radii)
     subject = Subject.of(Run.find(run))
-    with measuring("certifying") as done:
-        made = measure_certificates(subject, radii=grid, samples=samples, done=done)
+    with measuring("certifying") as tell:
+        made = measure_certificates(subject, radii=grid, samples=samples, done=lambda part: tell(f"{part} done"))
     show_kept(quiet, made)
     rows = made.result["certificates"]
     if not quiet:

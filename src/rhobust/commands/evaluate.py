@@ -66,7 +66,11 @@ def evaluate(
     if beside and beside.data.test.digest() != subject.data.test.digest():
         raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
     made: dict[str, Measurement] = {}
-    with measuring("evaluating") as done:
+    with measuring("evaluating") as tell:
+
+        def done(part: str) -> None:
+            tell(f"{part} done")
+
         if names(attacks) or budgets or not shifts:
             made["errors"] = measure_errors(
                 subject,

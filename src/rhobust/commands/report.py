@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import OUT, Quiet, measuring
 from rhobust.errors import ConfigError, unknown
 from rhobust.files import write_atomically
 from rhobust.progress import say
@@ -39,9 +39,9 @@ def report(
     if form not in FORMATS:
         raise ConfigError([unknown("format of a report", form, FORMATS)])
     path = out or Path(f"report.{form}")
-    with ERR.status("reading", spinner="dots") as status:
-        found = gather(runs, samples, lambda what: status.update(f"measuring {what}"))
-        status.update("drawing")
+    with measuring("reporting") as tell:
+        found = gather(runs, samples, tell)
+        tell("drawing")
         write_atomically(path, FORMATS[form](found, path).encode())
     if not quiet:
         flags = found.flags()

@@ -27,7 +27,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 
 def check_json(path: Path | None) -> None:
     """Refuse to write over a file of a run."""
-    if path is not None and path.exists() and (path.parent / "config.toml").exists():
+    if path is not None and path.exists() and Run(path.parent).config_path.exists():
         raise ConfigError([f"--json {path} is a file of a run already; the numbers are kept there anyway"])
 
 
@@ -67,10 +67,10 @@ def show_kept(quiet: bool, *made: Measurement) -> None:
 
 @contextmanager
 def measuring(what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is done, once it is, and after an interrupt that nothing else was lost."""
+    """Where to tell how far it is; says after an interrupt that nothing else was lost."""
     with ERR.status(what, spinner="dots") as status:
         try:
-            yield lambda part: status.update(f"{what}: {part} done")
+            yield lambda part: status.update(f"{what}: {part}")
         except KeyboardInterrupt:
             say(ERR, "interrupted; what was finished is kept, and what was measured before still stands")
             raise
