@@ -297,5 +297,5 @@ class Training:
         if lead.guard:
             self.noise.mul_(torch.exp(0.002 * (lead.guard - found / expected).clamp(-1, 1))).clamp_(0.05, 1.0)
         if self.memory is not None:
-            self.memory.keep(self.at, move.zeta - centers.z)
+            self.memory.keep(self.at, centers.z, move.zeta)
         self.sums.add_(torch.stack([cost.mean(), expected, found, centers.trust.mean()]))

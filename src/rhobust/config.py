@@ -216,7 +216,9 @@ class Config:
     def _check_theory(self) -> None:
         """What `RobustObjective` would refuse, found before a run directory exists."""
         cost, method = self.make_cost(), self.make_method()
-        check_settings(self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None, method.noise)
+        check_settings(
+            self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None, method.noise, method.temper
+        )
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""

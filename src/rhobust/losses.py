@@ -17,6 +17,18 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y if y.is_floating_point() else y.long(), reduction="none")
 
 
+def tempered(loss: Tensor, temper: float) -> Tensor:
+    """(1 - e^(-temper loss)) / temper, which is at most 1 / temper: what is hopeless pulls less.
+
+    For temper 0 it is the loss itself. With p the probability of the right class, cross-entropy becomes
+    (1 - p^temper) / temper (Zhang and Sabuncu, 2018); for temper 1 that is the chance of an error, 1 - p.
+
+    >>> tempered(torch.tensor([0.0, 1.0, 100.0]), 0.5)
+    tensor([0.0000, 0.7869, 2.0000])
+    """
+    return loss if temper == 0 else -torch.expm1(-temper * loss) / temper
+
+
 def margin(output: Tensor, y: Tensor) -> Tensor:
     """How far the best wrong class is ahead of the right one, (B,): above 0 where the model errs.
 

@@ -71,7 +71,7 @@ class Maximizer(ABC):
 
     @abstractmethod
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
-        """The step number t (from 0), given the loss and slope where the last one said to look."""
+        """Step number t, given the loss and slope where the last one said to look; an ascent that begins has t = 0."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,9 @@ class Climb(Maximizer):
         return self._each.index(self._each[step % self.turns])
 
 
-def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None) -> Maximum:
-    """The loop; every maximizer runs through here. `start` replaces the maximizer's own first zeta.
+def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None, behind: int = 0) -> Maximum:
+    """The loop; every maximizer runs through here. `start` replaces the maximizer's own first zeta, and so many steps
+    lie `behind` it: those that go a share of their way go the shorter one of later steps.
 
     >>> import torch
     >>> from rhobust.ascent import PenalizedAscent
@@ -136,7 +137,7 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
     zeta = maximizer.start(problem) if start is None else start
     step, paid = Step(zeta, zeta), 0
     for t in range(maximizer.gradients):
-        step, paid = maximizer.move(problem, problem.at(step.zeta), t, step), t + 1
+        step, paid = maximizer.move(problem, problem.at(step.zeta), behind + t, step), t + 1
         # A graph has a fixed number of steps; those that were accurate before stay where they are.
         if step.accuracy is not None and not capturing(zeta) and step.accuracy.reached:
             break

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rhobust.errors import Refused, is_number
+from rhobust.fusible import fusible
 
 
 class Memory:
@@ -18,11 +19,11 @@ class Memory:
         min over theta, gamma of sum over i of max over zeta_i of psi(theta, gamma; z_i, zeta_i),
 
     and descent-ascent takes one step in each variable at a time. An ascent that begins at z_i anew in every epoch
-    forgets its variable; this keeps it. A sample is seen once an epoch, and theta has moved on by then: the next ascent
-    begins at z_i + decay (zeta_i - z_i).
+    forgets its variable; this keeps it. The next ascent begins at z_i + decay (zeta_i - z_i), and goes on: where steps
+    go a share of their way, its first one goes half of it. With a decay below 1 moves end shorter than they would.
 
     >>> memory = Memory(torch.zeros(4, 2), decay=0.5)
-    >>> memory.keep(torch.tensor([2]), torch.tensor([[1.0, -2.0]]))
+    >>> memory.keep(torch.tensor([2]), torch.zeros(1, 2), torch.tensor([[1.0, -2.0]]))
     >>> memory.recall(torch.tensor([2, 0]))
     tensor([[ 0.5000, -1.0000],
             [ 0.0000,  0.0000]])
@@ -38,12 +39,11 @@ class Memory:
 
     def recall(self, at: Tensor) -> Tensor:
         """How far from their centers the samples numbered `at` begin, (B, ...)."""
-        return self.decay * self.moves[at].to(self.dtype)
+        return _recalled(self.moves, at, self.decay, self.dtype)
 
-    def keep(self, at: Tensor, moved: Tensor) -> None:
-        """How far from their centers they ended."""
-        most = torch.finfo(self.moves.dtype).max
-        self.moves[at] = moved.clamp(-most, most).to(self.moves.dtype)
+    def keep(self, at: Tensor, center: Tensor, zeta: Tensor) -> None:
+        """Where they ended, beside their centers."""
+        _keep(self.moves, at, center, zeta)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on."""
@@ -52,3 +52,16 @@ class Memory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.moves.copy_(state["moves"])
+
+
+@fusible
+def _recalled(moves: Tensor, at: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
+    return decay * moves[at].to(dtype)
+
+
+def _kept(moves: Tensor, at: Tensor, center: Tensor, zeta: Tensor) -> None:
+    most = torch.finfo(moves.dtype).max
+    moves[at] = (zeta - center).clamp(-most, most).to(moves.dtype)
+
+
+_keep = fusible(_kept, writes=True)

@@ -15,7 +15,7 @@ from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
 @dataclass(frozen=True)
 class Method:
-    """A named composition. Its knobs: the fields of its maximizer, gamma where it prices transport, and noise."""
+    """A named composition. Its knobs: the fields of its maximizer, gamma where it prices transport, noise, temper."""
 
     name: str
     summary: str
@@ -23,6 +23,7 @@ class Method:
     gamma: float = 1.0
     gamma_rule: GammaRule = field(default_factory=FixedGamma)
     noise: float = 0.0
+    temper: float = 0.0
 
     @property
     def robust(self) -> bool:
@@ -33,7 +34,8 @@ class Method:
     def knobs(self) -> dict[str, Any]:
         """What can be set, with the values in force."""
         fields = {knob.name: getattr(self.maximizer, knob.name) for knob in dataclasses.fields(self.maximizer)}  # type: ignore[arg-type]
-        return fields | ({"gamma": self.gamma} if self.maximizer.penalized else {}) | {"noise": self.noise}
+        gamma = {"gamma": self.gamma} if self.maximizer.penalized else {}
+        return fields | gamma | {"noise": self.noise, "temper": self.temper}
 
     def radius_problem(self, radius: float | None) -> str | None:
         """What is wrong with this radius for this method, if anything."""
@@ -52,7 +54,7 @@ class Method:
         """The one sentence for a name that is no knob of this method; `others`: what else would have been understood.
 
         >>> find_method("spgda-loss").not_a_knob("knob", "cap")
-        "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise"
+        "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise, temper"
         """
         owners = [method.name for method in _TABLE if name in method.knobs]
         if not owners:
@@ -66,7 +68,7 @@ class Method:
         kind = "keyword" if others else f"knob of method '{self.name}'"
         if wrong := [self.not_a_knob(kind, knob, others) for knob in knobs if knob not in self.knobs]:
             raise ConfigError(wrong)
-        own = {name: knobs.pop(name, getattr(self, name)) for name in ("gamma", "noise")}
+        own = {name: knobs.pop(name, getattr(self, name)) for name in ("gamma", "noise", "temper")}
         return dataclasses.replace(self, maximizer=dataclasses.replace(self.maximizer, **knobs), **own)  # type: ignore[type-var]
 
 

@@ -19,6 +19,7 @@ from rhobust.capture import capturing
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
+from rhobust.losses import tempered
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.validator import (
     check_batch,
@@ -29,6 +30,10 @@ from rhobust.validator import (
     check_model,
     check_settings,
 )
+
+# Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. The
+# whole way leads to a target that does not contain the start, and what was remembered would be forgotten.
+_BEHIND = 3
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""
@@ -49,7 +54,7 @@ class Surrogate:
     cost: Tensor
     """c(z, zeta), (B,); its mean is rho_eff."""
     loss: Tensor
-    """loss(theta; zeta), (B,), detached."""
+    """loss(theta; zeta), (B,), detached; never tempered."""
     accuracy: Accuracy | None
     """How far psi(zeta) is from the sup; None where the maximizer takes a fixed number of steps."""
     gradients: int
@@ -80,6 +85,8 @@ class RobustObjective(nn.Module):
     `loss(model(x), y)` gives one number per sample, (B,). `radius` is rho, the bound on E c, in the units of `cost`
     (default: squared l2, summed over features). `maximizer` solves the inner sup (default: `Oracle`). `gamma` is where
     the dual variable starts and `gamma_min` its floor. `bounds` is the box that x and zeta live in, if there is one.
+    With `temper` above 0, psi has (1 - e^(-temper loss)) / temper in place of the loss (`losses.tempered`), and theta
+    descends that; a maximizer that climbs a margin still finds it in the loss itself.
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
 
@@ -103,16 +110,18 @@ class RobustObjective(nn.Module):
         gamma_min: float = 1e-3,
         bounds: tuple[float, float] | None = None,
         noise: float = 0.0,
+        temper: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
             raise Refused("the first two arguments are a model, an nn.Module, and a per-sample loss, a function")
         self.cost: Cost = SquaredL2() if cost is None else cost
         self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
-        check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise)
+        check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise, temper)
         self.model = model
         self.loss = loss
-        self.radius, self.gamma_min, self.bounds, self.noise = float(radius), float(gamma_min), bounds, float(noise)
+        self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
+        self.noise, self.temper = float(noise), float(temper)
         some = next(model.parameters(), torch.zeros(()))
         precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
         self.gamma = nn.Parameter(
@@ -125,7 +134,8 @@ class RobustObjective(nn.Module):
     def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate.
 
-        The ascent begins `start` (B, ...) away from the centers; by default where its maximizer likes to.
+        The ascent begins `start` (B, ...) away from the centers, where one of before was left, and goes on from there;
+        by default it begins anew, where its maximizer likes to.
         """
         self.check(x, y)
         return self.surrogate(self.center(x), y, start)
@@ -136,7 +146,10 @@ class RobustObjective(nn.Module):
         labels, maximum, cost = self._solve(center, y, start, self.maximizer.on(self.turn))
         self.turn += 1
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
-        value = _mean_psi(loss, cost, self.gamma, self.radius) if self.maximizer.penalized else loss.mean()
+        if self.maximizer.penalized:
+            value = _mean_psi(loss, cost, self.gamma, self.radius, self.temper)
+        else:
+            value = tempered(loss, self.temper).mean()
         return Surrogate(
             value,
             maximum.zeta,
@@ -177,16 +190,17 @@ class RobustObjective(nn.Module):
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way."""
-        return Problem(x.detach(), lambda zeta: self._loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
+        loss = self._loss if self.maximizer.classifies else self._descended
+        return Problem(x.detach(), lambda zeta: loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
 
     def _moved(
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
         problem = self.problem(x, y)
         # The draws of a maximizer's own start advance the global generator; the model's do not.
-        zeta = maximizer.start(problem) if start is None else problem.project(problem.z + start)
+        zeta = maximizer.start(problem) if start is None else _begun(problem.z, start, self.bounds)
         with undisturbed(self.model):
-            maximum = maximize(problem, maximizer, zeta)
+            maximum = maximize(problem, maximizer, zeta, 0 if start is None else _BEHIND)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
     def _flipped(
@@ -204,12 +218,16 @@ class RobustObjective(nn.Module):
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
-            psi = self._loss(maximum.zeta, every) - self.gamma * cost
+            psi = self._descended(maximum.zeta, every) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch
             accuracy = Accuracy(accuracy.gap.reshape(-1, classes).amax(1), accuracy.kind, accuracy.target)
         return every[chosen], Maximum(maximum.zeta[chosen], accuracy, maximum.gradients * classes), cost[chosen]
+
+    def _descended(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss that psi has, (B,)."""
+        return tempered(self._loss(x, y), self.temper)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
@@ -229,8 +247,8 @@ class RobustObjective(nn.Module):
         return loss
 
     def extra_repr(self) -> str:
-        center = f", noise={self.noise}" if self.noise else ""
-        return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}{center}"
+        more = "".join(f", {name}={value}" for name in ("noise", "temper") if (value := getattr(self, name)))
+        return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}{more}"
 
 
 @fusible
@@ -240,13 +258,18 @@ def _smoothed(x: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float
 
 
 @fusible
+def _begun(center: Tensor, start: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    return center + start if bounds is None else (center + start).clamp(*bounds)
+
+
+@fusible
 def _transport(cost: Cost, z: Tensor, zeta: Tensor) -> Tensor:
     return cost(z, zeta)
 
 
 @fusible
-def _mean_psi(loss: Tensor, cost: Tensor, gamma: Tensor, radius: float) -> Tensor:
-    return loss.mean() + gamma * (radius - cost.mean())
+def _mean_psi(loss: Tensor, cost: Tensor, gamma: Tensor, radius: float, temper: float) -> Tensor:
+    return tempered(loss, temper).mean() + gamma * (radius - cost.mean())
 
 
 @contextmanager

@@ -206,6 +206,7 @@ def compose(
         gamma_min=gamma_min,
         bounds=bounds,
         noise=chosen.noise,
+        temper=chosen.temper,
     )
     rule = gamma_rule or chosen.gamma_rule
     proximal = ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
@@ -241,7 +242,7 @@ def fit(
     neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
     Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
-    the model ends with its weights averaged over the steps; with `memory`, a decay such as 0.9, an ascent begins near
+    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
     where that of the epoch before ended (`Memory`). On a GPU the step is captured once and replayed, where it can be.
     The random draws of the training come from `seed`; the global generators are left as they were.
 

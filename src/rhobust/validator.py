@@ -23,10 +23,12 @@ def check_settings(
     gamma_min: float,
     bounds: tuple[float, float] | None,
     noise: float,
+    temper: float,
 ) -> None:
     """Refuse settings outside the theory: radius < 0, gamma_min <= 0, gamma < gamma_min, an empty box, noise < 0,
-    an oracle asked for a proof that the cost or gamma_min cannot carry."""
-    for name, value in (("radius", radius), ("gamma", gamma), ("gamma_min", gamma_min), ("noise", noise)):
+    temper outside [0, 1], an oracle asked for a proof that the cost or gamma_min cannot carry."""
+    numbers = {"radius": radius, "gamma": gamma, "gamma_min": gamma_min, "noise": noise, "temper": temper}
+    for name, value in numbers.items():
         if not is_number(value):
             raise Refused(f"{name} must be a number, not {value!r}")
     if not isinstance(cost, Cost):
@@ -44,6 +46,8 @@ def check_settings(
         raise Refused(f"gamma must start finite and at or above its floor gamma_min = {gamma_min}, not at {gamma}")
     if not (noise >= 0 and math.isfinite(noise)):
         raise Refused(f"noise must be finite and >= 0, not {noise}: it is the half-width of what is added to a sample")
+    if not 0 <= temper <= 1:
+        raise Refused(f"temper must lie in [0, 1], not be {temper}: 0 is the loss itself, 1 the chance of an error")
     if bounds is not None and not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
     if math.isfinite(cost.kappa) and not maximizer.penalized:

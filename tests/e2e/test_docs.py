@@ -92,7 +92,7 @@ def test_one_gradient_is_what_the_page_says_of_it() -> None:
             if one.name in dict(one_gradient.ours(data)):
                 assert one.spent == pytest.approx(one.runs[0]["settings"]["radius"], rel=0.05)
     goals = one_gradient.goals_table(found).splitlines()[2:]
-    assert (len(goals), sum(line.endswith("missed |") for line in goals)) == (21, 2)
+    assert (len(goals), sum(line.endswith("missed |") for line in goals)) == (21, 1)
     assert "missed" not in one_gradient.deep_table(found)
     images = {one.name: one for one in one_gradient.variants(found, "fashion-mnist")}
     behind = [images[way].attacked for way, _ in one_gradient.given("fashion-mnist", 0)]
@@ -100,9 +100,8 @@ def test_one_gradient_is_what_the_page_says_of_it() -> None:
     for device, most in (("cuda", 1.8), ("cpu", 2.0)):
         for name, row in found["times"][device]["steps"].items():
             if name.startswith("spgda"):
-                missed = device == "cuda" and row["over_erm"] > most
-                assert missed == (device == "cuda" and "regularizer" in name and "1 1 1 1 1 3" not in name)
-                assert row["over_erm"] <= most + 0.05
+                usual = "steps 1," not in name and "1 1 1 1 1 3" not in name  # the default turns, at the edge of it
+                assert row["over_erm"] <= most + (0.05 if usual and "regularizer" in name else 0)
 
 
 def test_the_tables_of_the_federated_page_are_those_of_the_committed_results() -> None:
@@ -223,7 +222,8 @@ def test_one_gradient_in_python_is_the_method() -> None:
     with pytest.warns(UserWarning, match="looks back over 1000 steps, and there are 30"):  # these are few data
         exec(block, names | {"loss": cross_entropy}, names)
     assert not torch.equal(names["model"].weight, before)  # the call has trained it
-    assert names["objective"].maximizer == rhobust.methods()["spgda"].tuned(cap=0.3).maximizer
+    assert names["objective"].maximizer == rhobust.methods()["spgda"].tuned(cap=0.32, steps=(1,) * 6 + (3,)).maximizer
+    assert names["memory"].moves.abs().max() > 0
 
 
 def test_the_contributed_cost_is_squared_l2_in_another_unit() -> None:

@@ -40,6 +40,7 @@ SETTINGS = {
     "spgd": Setting(method="spgd"),
     "margin": Setting(method="spgda-margin"),
     "errors": Setting(method="spgda", knobs={"steps": 1}),
+    "tempered": Setting(method="spgda", knobs={"steps": 1, "temper": 0.4}),
     "ten-workers": Setting(sizes=[9] * 10),
     "whole-shares": Setting(sizes=[5] * 4),  # smaller than a minibatch: everything is used
 }

@@ -21,7 +21,7 @@ def test_later_layers_win_and_dashes_are_underscores() -> None:
 
 def test_resolved_settings_hold_the_knobs_and_the_rule_in_force() -> None:
     config = Config.resolve({"method": "spgda-literal", "radius": 25})
-    assert config.knobs == {"steps": 1, "eta": 0.02, "gamma": 1.0, "noise": 0.0}
+    assert config.knobs == {"steps": 1, "eta": 0.02, "gamma": 1.0, "noise": 0.0, "temper": 0.0}
     assert config.gamma_rule == "adam:0.001"
 
 
@@ -131,15 +131,15 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     [
         (
             {"method": "spgda-loss", "radius": 2.0, "cap": 1.0},
-            "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise",
+            "cap is a knob of spgda and spgda-margin; this method's own: steps, eta, gamma, noise, temper",
         ),
         (
             {"method": "erm", "accuracy": 0.1},
-            "accuracy is a knob of spgd; this method's own: noise",
+            "accuracy is a knob of spgd; this method's own: noise, temper",
         ),
         (
             {"method": "wrm", "epsilon": 0.1},
-            "epsilon is a knob of fgsm, ifgsm and nfgsm; this method's own: steps, eta, gamma, noise",
+            "epsilon is a knob of fgsm, ifgsm and nfgsm; this method's own: steps, eta, gamma, noise, temper",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from rhobust.data import load_data
 from rhobust.engines.fusion import Fusion
 from rhobust.fusible import fusible, fusing
 from rhobust.losses import cross_entropy
+from rhobust.memory import Memory
 from rhobust.runner import engine_of
 
 
@@ -110,27 +111,33 @@ def test_an_error_inside_ends_it(compiled: list[Callable[..., Any]]) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
 @pytest.mark.parametrize("rule", ["multiplicative:0.1", "projected:0.01", "adam:0.01"])
 @pytest.mark.parametrize("tensors", [False, True])
-def test_fused_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch, rule: str, tensors: bool) -> None:
+@pytest.mark.parametrize("remembers", [False, True])
+def test_fused_steps_are_the_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, rule: str, tensors: bool, remembers: bool
+) -> None:
     """Traced and run as they were traced, without a machine's compiler: the same functions, the same numbers."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
     words = {"method": "spgda", "radius": 0.04, "cost": "linf", "cap": 0.3, "noise": 0.3, "steps": [1, 3]}
     words |= {"data": "digits", "model": "linear", "regularizer": "elastic-net:1e-4,1e-3", "gamma_rule": rule}
+    words |= {"temper": 0.4} if remembers else {}
     config, data = Config.resolve(words), load_data("digits")
     x, y = data.train.x[:16], data.train.y[:16]
-    found = []
+    found, at = [], torch.arange(16).flip(0)
     for fused in (False, True):
         torch.manual_seed(0)
         engine = engine_of(config, data, torch.device("cpu"))
+        engine.memory = Memory(x, 1.0) if remembers else None
         fusion = Fusion(engine.objective)
         if tensors:
             for group in engine.optimizer.param_groups:
                 group["lr"] = torch.tensor(group["lr"])
         for step in range(4):
             with fusion.applied() if fused else nullcontext():
-                found.append(engine.gradient(x, y, step, 0).values)
+                found.append(engine.gradient(x, y, step, 0, at).values)
                 with torch.device("meta"):  # a default of the user's
                     engine.update()
+        assert engine.memory is None or engine.memory.moves.abs().max() > 0
     torch.testing.assert_close(torch.stack(found[:4]), torch.stack(found[4:]))
 
 

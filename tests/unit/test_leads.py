@@ -88,7 +88,7 @@ def weights(model: nn.Module) -> Tensor:
         (Lead("margin", radius=0.02, cap=0.2, noise=0.3), CutMargin(cap=0.2)),
         (Lead("error", radius=0.04, cap=0.4, noise=0.3, steps=3), CutError(cap=0.4, steps=3)),
         (Lead("error", radius=0.04, cap=0.4, noise=0.3, every=4), CutError(cap=0.4, steps=(3, 1, 1, 1))),
-        (Lead("error", radius=0.04, cap=0.4, noise=0.3, memory=0.5), CutError(cap=0.4)),
+        (Lead("error", radius=0.04, cap=0.4, noise=0.3, memory=0.5, way=0.5), CutError(cap=0.4)),
     ],
 )
 def test_a_plain_lead_is_the_step_of_the_library(lead: Lead, maximizer: Maximizer) -> None:

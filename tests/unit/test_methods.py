@@ -78,7 +78,7 @@ def test_unknown_knobs_are_all_answered_with_the_known_ones_and_the_nearest() ->
     assert len(caught.value.problems) == 2
     assert caught.value.problems[0].startswith("unknown knob of method 'wrm' 'step' (did you mean 'steps'?)")
     assert "'color'" in caught.value.problems[1]
-    assert all(problem.endswith("known: steps, eta, gamma, noise") for problem in caught.value.problems)
+    assert all(problem.endswith("known: steps, eta, gamma, noise, temper") for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("name", ["erm", "fgsm", "ifgsm"])
@@ -90,7 +90,7 @@ def test_gamma_is_no_knob_where_it_prices_nothing(name: str) -> None:
 
 OTHER: dict[str, Any] = {
     "epsilon": 0.25, "norm": 2, "steps": 7, "step_size": 0.5, "random_start": True, "gamma": 3.0, "eta": 0.3,
-    "accuracy": 0.5, "max_steps": 4, "curvature": 1e-4, "cap": 2.0, "noise": 0.7,
+    "accuracy": 0.5, "max_steps": 4, "curvature": 1e-4, "cap": 2.0, "noise": 0.7, "temper": 0.4,
 }  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def test_tuning_changes_exactly_the_knob_asked(name: str, knob: str) -> None:
     tuned = method.tuned(**{knob: OTHER[knob]})
     assert tuned.knobs == {**method.knobs, knob: OTHER[knob]}
     assert tuned.knobs != method.knobs
-    kept = [field.name for field in dataclasses.fields(Method) if field.name not in ("maximizer", "gamma", "noise")]
+    own = ("maximizer", "gamma", "noise", "temper")
+    kept = [field.name for field in dataclasses.fields(Method) if field.name not in own]
     assert all(getattr(tuned, field) == getattr(method, field) for field in kept)
     assert type(tuned.maximizer) is type(method.maximizer)
     assert find_method(name) == method  # the table itself stays

@@ -98,7 +98,7 @@ class LocalEngine:
         with self._precise(x.device):
             surrogate = self.objective(x, y, start)
         if self.memory is not None and at is not None:
-            self.memory.keep(at, surrogate.moved)
+            self.memory.keep(at, surrogate.center, surrogate.zeta)
         surrogate.value.backward()
         gamma = self.objective.gamma.detach()
         gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
