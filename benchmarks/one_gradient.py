@@ -631,7 +631,7 @@ def runs_table(found: Mapping[str, Any]) -> str:
 
 
 def goals_table(found: Mapping[str, Any]) -> str:
-    """For each baseline: the best of ours that is no worse on clean data, and whether the goal is met."""
+    """For each baseline: the best way of our sweep that is no worse on clean data, and whether the goal is met."""
     rows = []
     for data in DATA:
         made = variants(found, data)

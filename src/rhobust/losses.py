@@ -18,15 +18,20 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 
 def tempered(loss: Tensor, temper: float) -> Tensor:
-    """(1 - e^(-temper loss)) / temper, which is at most 1 / temper: what is hopeless pulls less.
+    """(1 - e^(-temper loss)) / temper, at most 1 / temper, for losses >= 0: what is hopeless pulls less.
 
-    For temper 0 it is the loss itself. With p the probability of the right class, cross-entropy becomes
-    (1 - p^temper) / temper (Zhang and Sabuncu, 2018); for temper 1 that is the chance of an error, 1 - p.
+    For temper 0 it is the loss itself. Its curvature is below any bound >= 0 on the loss's. With p the probability of
+    the right class, cross-entropy becomes (1 - p^temper) / temper (Zhang and Sabuncu, 2018); for temper 1 that is the
+    chance of an error, 1 - p.
 
     >>> tempered(torch.tensor([0.0, 1.0, 100.0]), 0.5)
     tensor([0.0000, 0.7869, 2.0000])
     """
-    return loss if temper == 0 else -torch.expm1(-temper * loss) / temper
+    if temper == 0:
+        return loss
+    scaled = temper * loss
+    # Near 0 the one has all digits, far out the other's slope: expm1 rounds to -1 there, and its slope to 0.
+    return torch.where(scaled < 1, -torch.expm1(-scaled), 1 - torch.exp(-scaled)) / temper
 
 
 def margin(output: Tensor, y: Tensor) -> Tensor:

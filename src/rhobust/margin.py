@@ -64,7 +64,7 @@ class ErrorAscent(MarginAscent):
 
         max over 0 <= t <= cap of  sigmoid(b + s t) - gamma t^2
 
-    The adversary is after errors, which is what an attack is judged by; theta still descends the loss at zeta. The
+    The adversary is after errors, which is what an attack is judged by; theta still descends a loss at zeta. The
     chance is at most one: a sample that is clearly wrong already hardly moves, and one that can be made wrong moves
     until that is all but certain. So the radius goes to samples near the border, and hard ones are not made harder.
     gamma is then the dual variable of the worst expected error over the ball.

@@ -20,7 +20,8 @@ class Memory:
 
     and descent-ascent takes one step in each variable at a time. An ascent that begins at z_i anew in every epoch
     forgets its variable; this keeps it. The next ascent begins at z_i + decay (zeta_i - z_i), and goes on: where steps
-    go a share of their way, its first one goes half of it. With a decay below 1 moves end shorter than they would.
+    go a share of their way, its first one goes half of it. So do those of the first epoch, which have nothing to go on
+    from: moves need a few epochs to become as long as they are to be. With a decay below 1 they never do.
 
     >>> memory = Memory(torch.zeros(4, 2), decay=0.5)
     >>> memory.keep(torch.tensor([2]), torch.zeros(1, 2), torch.tensor([[1.0, -2.0]]))
@@ -42,7 +43,7 @@ class Memory:
         return _recalled(self.moves, at, self.decay, self.dtype)
 
     def keep(self, at: Tensor, center: Tensor, zeta: Tensor) -> None:
-        """Where they ended, beside their centers."""
+        """Where they ended, and the centers that they began from; the difference is kept."""
         _keep(self.moves, at, center, zeta)
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,9 +60,9 @@ def _recalled(moves: Tensor, at: Tensor, decay: float, dtype: torch.dtype) -> Te
     return decay * moves[at].to(dtype)
 
 
-def _kept(moves: Tensor, at: Tensor, center: Tensor, zeta: Tensor) -> None:
+def _write(moves: Tensor, at: Tensor, center: Tensor, zeta: Tensor) -> None:
     most = torch.finfo(moves.dtype).max
     moves[at] = (zeta - center).clamp(-most, most).to(moves.dtype)
 
 
-_keep = fusible(_kept, writes=True)
+_keep = fusible(_write, writes=True)

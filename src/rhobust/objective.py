@@ -31,8 +31,8 @@ from rhobust.validator import (
     check_settings,
 )
 
-# Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. The
-# whole way leads to a target that does not contain the start, and what was remembered would be forgotten.
+# Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
+# of the way leads to a target that depends on the start by the slope alone: what was remembered would be forgotten.
 _BEHIND = 3
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -61,11 +61,6 @@ class Surrogate:
     """Gradients in zeta that were computed to find it."""
 
     @property
-    def moved(self) -> Tensor:
-        """How far the inputs are from their centers, (B, ...)."""
-        return self.zeta - self.center
-
-    @property
     def rho_eff(self) -> float:
         """E c over the batch."""
         return float(self.cost.mean())
@@ -85,8 +80,8 @@ class RobustObjective(nn.Module):
     `loss(model(x), y)` gives one number per sample, (B,). `radius` is rho, the bound on E c, in the units of `cost`
     (default: squared l2, summed over features). `maximizer` solves the inner sup (default: `Oracle`). `gamma` is where
     the dual variable starts and `gamma_min` its floor. `bounds` is the box that x and zeta live in, if there is one.
-    With `temper` above 0, psi has (1 - e^(-temper loss)) / temper in place of the loss (`losses.tempered`), and theta
-    descends that; a maximizer that climbs a margin still finds it in the loss itself.
+    With `temper` above 0, (1 - e^(-temper loss)) / temper takes the place of the loss in psi and in the value
+    (`losses.tempered`); a maximizer that climbs a margin still finds it in the loss itself.
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
 
@@ -189,8 +184,13 @@ class RobustObjective(nn.Module):
             check_labels(y, self._classes)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
-        """The inner problem of a batch, for whoever wants to solve it another way."""
-        loss = self._loss if self.maximizer.classifies else self._descended
+        """The inner problem of a batch, for whoever wants to solve it another way.
+
+        Its loss is psi's where the maximizer climbs psi. A margin is read from the loss as it is, and in a ball the two
+        have the same maximum.
+        """
+        climbs = self.maximizer.penalized and not self.maximizer.classifies
+        loss = self._tempered_loss if climbs else self._loss
         return Problem(x.detach(), lambda zeta: loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
 
     def _moved(
@@ -198,9 +198,12 @@ class RobustObjective(nn.Module):
     ) -> tuple[Tensor, Maximum, Tensor]:
         problem = self.problem(x, y)
         # The draws of a maximizer's own start advance the global generator; the model's do not.
-        zeta = maximizer.start(problem) if start is None else _begun(problem.z, start, self.bounds)
+        if start is None:
+            zeta, behind = maximizer.start(problem), 0
+        else:
+            zeta, behind = _begun(problem.z, start, self.bounds), _BEHIND
         with undisturbed(self.model):
-            maximum = maximize(problem, maximizer, zeta, 0 if start is None else _BEHIND)
+            maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
     def _flipped(
@@ -218,14 +221,14 @@ class RobustObjective(nn.Module):
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
-            psi = self._descended(maximum.zeta, every) - self.gamma * cost
+            psi = self._tempered_loss(maximum.zeta, every) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch
             accuracy = Accuracy(accuracy.gap.reshape(-1, classes).amax(1), accuracy.kind, accuracy.target)
         return every[chosen], Maximum(maximum.zeta[chosen], accuracy, maximum.gradients * classes), cost[chosen]
 
-    def _descended(self, x: Tensor, y: Tensor) -> Tensor:
+    def _tempered_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss that psi has, (B,)."""
         return tempered(self._loss(x, y), self.temper)
 

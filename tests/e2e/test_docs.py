@@ -94,7 +94,27 @@ def test_one_gradient_is_what_the_page_says_of_it() -> None:
     goals = one_gradient.goals_table(found).splitlines()[2:]
     assert (len(goals), sum(line.endswith("missed |") for line in goals)) == (21, 1)
     assert "missed" not in one_gradient.deep_table(found)
+    counted = [
+        sum(one.method in one_gradient.OURS for one in one_gradient.variants(found, data)) for data in one_gradient.DATA
+    ]
+    assert counted == [39, 94]
     images = {one.name: one for one in one_gradient.variants(found, "fashion-mnist")}
+    strongest = {key: one_gradient.STRONGEST[key] for key in one_gradient.STRONGEST if key not in ("steps", "temper")}
+    ahead = [
+        images["ifgsm, epsilon 0.4"].attacked - one.attacked
+        for one in images.values()
+        if one.method == "spgda" and len(one.every) == 3 and strongest.items() <= one.runs[0]["settings"].items()
+    ]
+    assert sorted(round(points, 1) for points in ahead) == [4.6, 4.8, 4.8, 4.9, 4.9, 5.0, 5.1, 5.2]
+    for run in found["runs"].values():
+        ways = run["settings"]
+        new = ways.get("memory") if ways["method"] in one_gradient.OURS else None
+        early = ways.get("radius") in (0.085, 0.0585, 0.11) or (ways.get("radius"), ways.get("noise")) in (
+            (0.095, 0.2),
+            (0.115, 0.2),
+        )
+        on_images = ways["data"] == "fashion-mnist"
+        assert bool(run.get("patched")) == bool((new or ways.get("temper")) and early and on_images)
     behind = [images[way].attacked for way, _ in one_gradient.given("fashion-mnist", 0)]
     assert min(behind) >= images[one_gradient.deep("fashion-mnist")[0]].attacked + 2
     for device, most in (("cuda", 1.8), ("cpu", 2.0)):

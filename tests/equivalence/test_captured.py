@@ -364,7 +364,8 @@ def test_captured_memory_is_eager_memory() -> None:
     made = []
     for kind in (CapturedEngine, LocalEngine):
         one = engine(kind, "spgda")
-        Trainer(one, SampleBatches(Samples(x, y), 64, 0, x.device), 4, memory=0.9).train()
+        one.objective.temper = 0.4
+        Trainer(one, SampleBatches(Samples(x, y), 64, 0, x.device), 4, memory=1.0).train()
         made.append(one)
     captured, eager = made
     assert captured.captured

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rhobust
-from rhobust.ascent import Identity, MarginAscent, Maximizer, PenalizedAscent
+from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent, maximize
 from rhobust.batches import LoaderBatches, SampleBatches
 from rhobust.config import Config
 from rhobust.costs import SquaredL2
@@ -121,9 +121,18 @@ def test_an_ascent_that_goes_on_goes_less_far(steps: int) -> None:
     found = objective(X, Y, move)
     for t in range(steps):
         move = move + (target - move) / (4 + t) ** 0.5
-    torch.testing.assert_close(found.moved, move, rtol=1e-5, atol=1e-6)
-    anew = objective(X, Y).moved  # its first step goes the whole way
+    torch.testing.assert_close(found.zeta - X, move, rtol=1e-5, atol=1e-6)
+    anew = objective(X, Y).zeta - X  # its first step goes the whole way
     torch.testing.assert_close(anew, target.expand_as(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("maximizer", [Ball(0.2, steps=3), Oracle(max_steps=4)], ids=lambda made: type(made).__name__)
+def test_who_has_other_steps_takes_those_from_there(maximizer: Maximizer) -> None:
+    """A ball has steps of one length, and an oracle searches its own."""
+    objective = RobustObjective(nn.Linear(3, 1), squared, radius=0.5, maximizer=maximizer, gamma=GAMMA)
+    begun = torch.linspace(-0.1, 0.1, X.numel()).reshape(X.shape)
+    found = maximize(objective.problem(X, Y), maximizer, X + begun)
+    assert torch.equal(objective(X, Y, begun).zeta, found.zeta)
 
 
 def test_one_step_an_epoch_that_goes_half_the_way_arrives_where_many_do() -> None:
@@ -135,7 +144,7 @@ def test_one_step_an_epoch_that_goes_half_the_way_arrives_where_many_do() -> Non
     for _ in range(15):
         found = objective(X, y, memory.recall(every))
         memory.keep(every, found.center, found.zeta)
-    torch.testing.assert_close(memory.recall(every), objective(X, y).moved, rtol=3e-3, atol=1e-3)
+    torch.testing.assert_close(memory.recall(every), objective(X, y).zeta - X, rtol=3e-3, atol=1e-3)
 
 
 def test_where_an_ascent_begins_is_in_the_box_and_the_margin_is_extended_back() -> None:
@@ -147,7 +156,7 @@ def test_where_an_ascent_begins_is_in_the_box_and_the_margin_is_extended_back() 
     y = (Y > 0).long()
     one, other = objective(X.clamp(-3, 3), y), objective(X.clamp(-3, 3), y, torch.full_like(X, 9.0))
     assert other.zeta.abs().max() <= 3
-    assert torch.equal(other.moved, other.zeta - X.clamp(-3, 3))
+    assert torch.equal(other.center, X.clamp(-3, 3))
     begun = (X.clamp(-3, 3) + 9.0).clamp(-3, 3)
     torch.testing.assert_close((one.zeta + begun) / 2, other.zeta, rtol=1e-3, atol=1e-3)
 
@@ -167,8 +176,8 @@ def test_where_labels_may_flip_every_label_begins_there() -> None:
     one, other = objective(X, y), objective(X, y, start)
     same = one.labels == other.labels
     assert same.any()
-    expected = one.moved + start * (1 - 2 * ETA * GAMMA)
-    torch.testing.assert_close(other.moved[same], expected[same], rtol=1e-4, atol=1e-5)
+    expected = one.zeta - X + start * (1 - 2 * ETA * GAMMA)
+    torch.testing.assert_close((other.zeta - X)[same], expected[same], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.1, float("nan")])
@@ -203,6 +212,16 @@ def test_fit_and_the_command_pass_it_on() -> None:
         found.append(trained.objective.model.weight.detach())
     assert not torch.equal(*found)
     assert Config.resolve({"method": "spgda", "radius": 2.0, "memory": 0.9}).memory == 0.9
+
+
+def test_it_is_recalled_in_the_precision_of_the_data() -> None:
+    memory = Memory(torch.zeros(2, 2, dtype=torch.float64), 1.0)
+    memory.keep(
+        torch.tensor([1]), torch.ones(1, 2, dtype=torch.float64), torch.tensor([[1.5, 0.5]], dtype=torch.float64)
+    )
+    recalled = memory.recall(torch.tensor([1, 0]))
+    assert recalled.dtype == torch.float64
+    assert recalled.tolist() == [[0.5, -0.5], [0.0, 0.0]]
 
 
 def test_a_move_beyond_half_precision_is_kept_as_far_as_that_goes() -> None:

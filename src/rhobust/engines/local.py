@@ -97,8 +97,6 @@ class LocalEngine:
         self.objective.turn = step
         with self._precise(x.device):
             surrogate = self.objective(x, y, start)
-        if self.memory is not None and at is not None:
-            self.memory.keep(at, surrogate.center, surrogate.zeta)
         surrogate.value.backward()
         gamma = self.objective.gamma.detach()
         gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
@@ -110,6 +108,8 @@ class LocalEngine:
             self.optimizer.stationarity(),
             gap,
         )
+        if self.memory is not None and at is not None:  # last: a step that fails before may be taken again
+            self.memory.keep(at, surrogate.center, surrogate.zeta)
         return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
 
     def update(self) -> None:
@@ -140,7 +140,8 @@ class LocalEngine:
 
 def sound(record: Record) -> bool:
     """Whether a step can be trusted to update anything."""
-    return math.isfinite(record.value) and math.isfinite(record.stationarity)
+    # A tempered loss is finite where the loss is not.
+    return all(math.isfinite(number) for number in (record.loss, record.value, record.stationarity))
 
 
 def diverged(record: Record, left: str) -> Diverged:
