@@ -39,6 +39,9 @@ class Maximizer(ABC):
     turns: int = 1
     """After how many training steps it does the same again."""
 
+    cap: float = math.inf
+    """The longest move of a sample, in the units of the cost's norm."""
+
     @property
     @abstractmethod
     def gradients(self) -> int:

@@ -21,7 +21,7 @@ class Memory:
     and descent-ascent takes one step in each variable at a time. An ascent that begins at z_i anew in every epoch
     forgets its variable; this keeps it. The next ascent begins at z_i + decay (zeta_i - z_i), and goes on: where steps
     go a share of their way, its first one goes half of it. So do those of the first epoch, which have nothing to go on
-    from: moves need a few epochs to become as long as they are to be. With a decay below 1 they never do.
+    from: moves need a few epochs to become as long as they are to be. A decay below 1 takes a lower gamma for that.
 
     >>> memory = Memory(torch.zeros(4, 2), decay=0.5)
     >>> memory.keep(torch.tensor([2]), torch.zeros(1, 2), torch.tensor([[1.0, -2.0]]))
@@ -32,7 +32,7 @@ class Memory:
 
     def __init__(self, x: Tensor, decay: float) -> None:
         if not is_number(decay) or not 0 < decay <= 1:
-            raise Refused(f"the decay of a memory is a number above 0 and at most 1, not {decay!r}")
+            raise Refused(f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {decay!r}")
         self.decay = decay
         # Half precision: it is only where to begin, and as large as the data.
         self.moves = torch.zeros_like(x, dtype=torch.float16)

@@ -40,7 +40,9 @@ class Method:
     def radius_problem(self, radius: float | None) -> str | None:
         """What is wrong with this radius for this method, if anything."""
         if self.robust and radius is None:
-            return f"method '{self.name}' needs a radius, the bound rho on E c: for example radius=2"
+            return (
+                f"method '{self.name}' needs a radius, the bound rho on E c: such as radius=2, or 0.04 with cost=linf"
+            )
         if not self.robust and radius is not None:
             return f"method '{self.name}' takes no radius; its knobs: {', '.join(self.knobs) or 'none'}"
         return None

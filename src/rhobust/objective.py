@@ -29,6 +29,8 @@ from rhobust.validator import (
     check_loss,
     check_model,
     check_settings,
+    check_sign,
+    check_start,
 )
 
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
@@ -133,6 +135,8 @@ class RobustObjective(nn.Module):
         by default it begins anew, where its maximizer likes to.
         """
         self.check(x, y)
+        if start is not None:
+            check_start(start, x)
         return self.surrogate(self.center(x), y, start)
 
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
@@ -176,6 +180,17 @@ class RobustObjective(nn.Module):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._loss(x, y)
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
+
+    @property
+    def unspendable(self) -> str | None:
+        """Why no gamma can make E c meet the radius, if none can."""
+        cap = self.maximizer.cap
+        if self.radius <= cap**2 or math.isfinite(self.cost.kappa):
+            return None
+        return (
+            f"radius {self.radius:g} cannot be spent: with cap {cap:g} no sample costs more than {cap**2:.4g}. "
+            "Raise cap, or lower the radius"
+        )
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
@@ -245,6 +260,8 @@ class RobustObjective(nn.Module):
             loss = self.loss(output, y)
             if self.maximizer.classifies:
                 check_classes(y, output)
+            if self.temper:
+                check_sign(loss)
             self._classes = output.shape[1] if classifies else 0
         check_loss(loss, len(x))
         return loss

@@ -86,6 +86,8 @@ class Rounds:
         observer = observer or Observer()
         observer.started(self.rounds, start, self.objective.radius or None)
         self.workers.warn = observer.warned
+        if problem := self.objective.unspendable:
+            observer.warned(problem)
         named: set[str] = set()
         with deferred_signals(enabled=self.run is not None) as signals:
             while self.server.round < self.rounds:

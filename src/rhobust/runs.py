@@ -247,11 +247,23 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
     spent = rho_eff(records)
     if config.radius is None:
         return f"{spent:.4g}"
-    # At the least price that is allowed, samples go as far as they gain by it.
-    slack = spent < 0.95 * config.radius and records[-1]["gamma"] <= 1.01 * config.gamma_min
-    learned = not isinstance(config.make_gamma_rule(), FixedGamma)
-    remark = " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho" if slack and learned else ""
+    remark = (
+        "" if isinstance(config.make_gamma_rule(), FixedGamma) else _why(spent / config.radius, records[-1], config)
+    )
     return f"{spent:.4g} of rho {config.radius:g}{remark}"
+
+
+def _why(share: float, last: Mapping[str, Any], config: Config) -> str:
+    """What keeps the `share` of rho that was spent from being 1, where something does."""
+    cap = config.make_method().maximizer.cap
+    if share < 0.95 and config.radius is not None and config.radius > cap**2:
+        return (
+            f" and no more: with cap {cap:g} no sample costs more than {cap**2:.4g}. Raise cap, or take a smaller rho"
+        )
+    if share < 0.95 and last["gamma"] <= 1.01 * config.gamma_min:
+        # At the least price that is allowed, samples go as far as they gain by it.
+        return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
+    return "" if abs(share - 1) < 0.1 else ": gamma has not settled. Train longer"
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:

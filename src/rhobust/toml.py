@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from rhobust.errors import ConfigError
+
+_BARE = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # numbers that TOML wants a 0 in
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -32,10 +35,10 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    """key=value words as settings; values as TOML writes them, anything else is text.
+    """key=value words as settings; values as TOML writes them, numbers also without a 0, anything else is text.
 
-    >>> parse_overrides(["radius=2", "cost=lp:1.5", "random_start=true"])
-    {'radius': 2, 'cost': 'lp:1.5', 'random_start': True}
+    >>> parse_overrides(["radius=2", "cost=lp:1.5", "random_start=true", "temper=.4"])
+    {'radius': 2, 'cost': 'lp:1.5', 'random_start': True, 'temper': 0.4}
     """
     wrong = [f"'{word}' is not key=value" for word in overrides if "=" not in word]
     if wrong:
@@ -46,7 +49,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         try:
             ((_, value),) = _parsed(f"value = {text}").items()  # more than one: there was a line break in the text
         except ValueError:
-            value = text
+            value = float(text) if _BARE.fullmatch(text) else text
         parsed[key] = value
     return parsed
 

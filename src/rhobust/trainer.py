@@ -57,9 +57,11 @@ class Trainer:
     def _remembering(self, decay: float) -> Memory:
         whole = self.batches.whole()
         if whole is None:
-            raise Refused("a memory of the ascents needs the data as (x, y): a loader does not say which samples come")
+            raise Refused(
+                "memory needs the data as tensors or arrays (x, y): loaders and Datasets do not say which samples come"
+            )
         if not self.objective.maximizer.gradients:
-            raise Refused(f"{self.objective.maximizer} does not move the samples: there is nothing to remember")
+            raise Refused("this method does not move the samples: drop memory")
         if self.objective.maximizer.random_start:
             raise Refused("memory and random_start both say where an ascent begins: drop one of them")
         return Memory(whole.x, decay)
@@ -75,6 +77,8 @@ class Trainer:
         first, skip = divmod(start, per_epoch) if per_epoch else (0, 0)
         step = start
         self.engine.warn = observer.warned
+        if problem := self.objective.unspendable:
+            observer.warned(problem)
         average = self.engine.average
         if average is not None and per_epoch and (steps := per_epoch * self.epochs) < average.reach:
             observer.warned(
@@ -243,8 +247,9 @@ def fit(
     Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
-    where that of the epoch before ended (`Memory`). On a GPU the step is captured once and replayed, where it can be.
-    The random draws of the training come from `seed`; the global generators are left as they were.
+    where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
+    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
+    were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)

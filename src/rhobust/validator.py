@@ -163,6 +163,21 @@ def _ends(values: Tensor) -> list[Any]:
     return found
 
 
+def check_start(start: object, x: Tensor) -> None:
+    """Refuse a start of an ascent that is not one move for each sample."""
+    if not isinstance(start, Tensor) or start.shape != x.shape:
+        got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
+        raise Refused(f"start must be a tensor like x, {tuple(x.shape)}, one move for each sample, not {got}")
+
+
+def check_sign(loss: Tensor) -> None:
+    """Refuse a loss below 0, which tempering would blow up."""
+    if not capturing(loss) and bool((loss < 0).any()):
+        raise Refused(
+            f"temper is for losses >= 0, and this one falls to {float(loss.detach().min()):g}; shift it, or drop temper"
+        )
+
+
 def check_loss(loss: Tensor, batch: int) -> None:
     """Refuse a loss that is not one number per sample."""
     if loss.shape != (batch,):

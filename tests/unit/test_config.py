@@ -105,6 +105,9 @@ def test_nothing_is_rounded_cut_or_guessed(value: object) -> None:
 
 
 def test_overrides_read_values_as_toml_does() -> None:
+    assert parse_overrides(["a=.5", "b=-1.", "c=.1e-3", "d=.", "e=1.2.3"]) == {
+        "a": 0.5, "b": -1.0, "c": 1e-4, "d": ".", "e": "1.2.3",
+    }  # fmt: skip
     assert parse_overrides(["a=1", "b=1e-3", "c=inf", "d=l1:0.1", "e=false", "f=x=y"]) == {
         "a": 1,
         "b": 1e-3,

@@ -182,7 +182,7 @@ def test_where_labels_may_flip_every_label_begins_there() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 1.1, float("nan")])
 def test_a_decay_that_is_none_is_refused(decay: float) -> None:
-    with pytest.raises(Refused, match="above 0 and at most 1"):
+    with pytest.raises(Refused, match="memory, the decay of remembered ascents, must be above 0 and at most 1"):
         Memory(X, decay)
     with pytest.raises(ConfigError, match="memory, the decay of remembered ascents, must be above 0 and at most 1"):
         Config.resolve({"method": "spgda", "radius": 2.0, "memory": decay})
@@ -190,7 +190,7 @@ def test_a_decay_that_is_none_is_refused(decay: float) -> None:
 
 def test_who_cannot_remember_says_so() -> None:
     loader = LoaderBatches(DataLoader(TensorDataset(X, Y), 4), CPU)
-    with pytest.raises(Refused, match="a loader does not say which samples come"):
+    with pytest.raises(Refused, match="loaders and Datasets do not say which samples come"):
         Trainer(engine(PenalizedAscent()), loader, 1, memory=0.9)
     with pytest.raises(Refused, match="does not move the samples"):
         Trainer(engine(Identity()), SampleBatches(Samples(X, Y), 4, 0, CPU), 1, memory=0.9)
@@ -201,6 +201,13 @@ def test_who_cannot_remember_says_so() -> None:
     assert caught.value.problems == ["method 'erm' does not move the samples: drop memory"]
     with pytest.raises(ConfigError, match="memory and random_start both say where an ascent begins"):
         Config.resolve({"method": "ifgsm", "epsilon": 0.1, "random_start": True, "memory": 0.9})
+
+
+@pytest.mark.parametrize("start", [torch.zeros(9, 3), Memory(X, 1.0), 0.1])
+def test_a_start_that_is_not_a_move_for_each_sample_is_refused(start: Any) -> None:
+    objective = RobustObjective(nn.Linear(3, 1), squared, radius=0.5)
+    with pytest.raises(Refused, match=r"start must be a tensor like x, \(10, 3\), one move for each sample, not"):
+        objective(X, Y, start)
 
 
 def test_fit_and_the_command_pass_it_on() -> None:

@@ -165,6 +165,11 @@ def test_what_is_none_is_refused(temper: Any) -> None:
         Config.resolve({"method": "spgda", "radius": 2.0, "temper": temper})
 
 
+def test_a_loss_below_zero_is_refused() -> None:
+    with pytest.raises(Refused, match=r"temper is for losses >= 0, and this one falls to -5"):
+        RobustObjective(network(), lambda output, y: 0 * output[:, 0] - 5, radius=1.0, temper=0.4)(X, Y)
+
+
 def test_a_loss_that_is_infinite_is_noticed() -> None:
     """Tempered it is not, and its slope is none."""
     x, y = X.float(), Y.clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -354,3 +355,14 @@ def test_inputs_that_cannot_move_are_refused(dtype: torch.dtype) -> None:
 def test_refusals_are_value_errors_for_whoever_does_not_know_this_library() -> None:
     assert issubclass(Refused, ValueError)
     assert issubclass(DataError, ValueError)
+
+
+@pytest.mark.parametrize(("radius", "cap", "told"), [(0.08, 0.3, False), (0.12, 0.3, True), (5.0, math.inf, False)])
+def test_a_radius_that_the_cap_leaves_unspent_is_told_of(radius: float, cap: float, told: bool) -> None:
+    x = torch.linspace(-1, 1, 40).reshape(20, 2)
+    settings: dict[str, Any] = {"method": "spgda", "cost": SquaredLinf(), "radius": radius, "cap": cap, "epochs": 1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rhobust.fit(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), **settings)
+    words = "radius 0.12 cannot be spent: with cap 0.3 no sample costs more than 0.09. Raise cap, or lower the radius"
+    assert (words in [str(one.message) for one in caught]) == told

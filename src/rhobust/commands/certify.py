@@ -53,7 +53,7 @@ def certify(
             ]
             table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
         show(table)
-        say(OUT, "rho_hat: what the worst case that is attained spends, E[c]; gap: bound less attained")
+        say(OUT, "rho_hat: the radius at which this gamma's bound is tight, E[c] of its sup; gap: bound less attained")
         if any(row["status"] == "estimated" for row in rows):
             say(OUT, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
     if json is not None:

@@ -39,7 +39,8 @@ class _FusedMaximizer(Maximizer):
     """Another maximizer whose moves are compiled."""
 
     def __init__(self, plain: Maximizer) -> None:
-        self.plain, self.penalized, self.classifies, self.turns = plain, plain.penalized, plain.classifies, plain.turns
+        self.plain, self.penalized, self.classifies = plain, plain.penalized, plain.classifies
+        self.turns, self.cap = plain.turns, plain.cap
         self._move = torch.compile(plain.move)
         self._of_turn: dict[int, Maximizer] = {}
 
