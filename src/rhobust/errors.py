@@ -64,5 +64,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, of Python's or of NumPy's."""
-    return isinstance(value, Real)
+    """Whether it is a real number, of Python's or of NumPy's; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -157,7 +157,7 @@ def test_labels_flip_where_the_tempered_loss_pays_for_it() -> None:
     assert flipped == [True, False]
 
 
-@pytest.mark.parametrize("temper", [-0.1, 1.1, float("nan"), "much"])
+@pytest.mark.parametrize("temper", [-0.1, 1.1, float("nan"), "much", True])
 def test_what_is_none_is_refused(temper: Any) -> None:
     with pytest.raises(Refused, match="temper must"):
         objective(ErrorAscent(), temper)
