@@ -19,7 +19,7 @@ from rhobust.costs import per_sample, rows
 from rhobust.data import Samples
 from rhobust.margin import error_length, margin_length
 from rhobust.memory import Memory
-from rhobust.objective import undisturbed
+from rhobust.undisturbed import undisturbed
 
 BOUNDS, LR, SEED = (-1.0, 1.0), 1e-3, 0
 GAMMA_RATE = 0.05

@@ -37,12 +37,13 @@ from rhobust.environment import environment
 from rhobust.evaluate import WORST, evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
-from rhobust.objective import RobustObjective, undisturbed
+from rhobust.objective import RobustObjective
 from rhobust.observer import Observer
 from rhobust.reproduction.mps import shared_card
 from rhobust.runner import engine_of
 from rhobust.runs import rho_eff
 from rhobust.trainer import Trainer, seeded
+from rhobust.undisturbed import undisturbed
 
 RESULTS = Path(__file__).parents[1] / "results" / "one-gradient.json"
 DATA, SEEDS, EPOCHS = ("mnist", "fashion-mnist"), (0, 1, 2), 30

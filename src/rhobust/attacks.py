@@ -29,8 +29,9 @@ from rhobust.ascent import Ball, Identity, Step
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
 from rhobust.losses import margin, scaled_margin
-from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.search import random_squares
+from rhobust.undisturbed import undisturbed
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8

@@ -27,9 +27,10 @@ from rhobust.costs import Cost, SquaredL2
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.maximizer import check_count, check_size
-from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.problem import Problem
 from rhobust.sups import AscentSup, LinearSup, cost_at, curvature_bound, linear_sup, loss_at
+from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_batch
 
 # Where a gamma above L / mu is wanted and none is given: near enough to matter, far enough to converge.

@@ -25,7 +25,8 @@ from rhobust.ascent import Identity
 from rhobust.attacks import ATTACKS, attack, errs
 from rhobust.costs import rows
 from rhobust.data import Samples
-from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.undisturbed import undisturbed
 
 CHECKS = ("grows", "inside", "many-steps", "one-step", "gradients", "white-box")
 

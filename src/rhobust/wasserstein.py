@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.errors import Refused
-from rhobust.objective import PerSampleLoss, RobustObjective, undisturbed
+from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.sups import AscentSup
+from rhobust.undisturbed import undisturbed
 
 
 @dataclass(frozen=True)
