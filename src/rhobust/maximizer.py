@@ -68,6 +68,10 @@ class Maximizer(ABC):
         """
         return step % every < self.turns
 
+    def short_of(self, radius: float) -> str | None:
+        """Why no gamma can make E c as large as the radius, if none can."""
+        return None if radius <= self.cap**2 else f"with cap {self.cap:g} no sample costs more than {self.cap**2:.4g}"
+
     @abstractmethod
     def start(self, problem: Problem) -> Tensor:
         """The first zeta."""

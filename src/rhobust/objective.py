@@ -182,14 +182,9 @@ class RobustObjective(nn.Module):
 
     @property
     def unspendable(self) -> str | None:
-        """Why no gamma can make E c meet the radius, if none can."""
-        cap = self.maximizer.cap
-        if self.radius <= cap**2 or math.isfinite(self.cost.kappa):
-            return None
-        return (
-            f"radius {self.radius:g} cannot be spent: with cap {cap:g} no sample costs more than {cap**2:.4g}. "
-            "Raise cap, or lower the radius"
-        )
+        """Why E c cannot meet the radius, if it cannot. (Flips of labels, where they have a price, cost too.)"""
+        why = None if math.isfinite(self.cost.kappa) else self.maximizer.short_of(self.radius)
+        return why and f"radius {self.radius:g} cannot be spent: {why}. Raise cap, or lower the radius"
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""

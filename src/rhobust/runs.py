@@ -247,23 +247,19 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
     spent = rho_eff(records)
     if config.radius is None:
         return f"{spent:.4g}"
-    remark = (
-        "" if isinstance(config.make_gamma_rule(), FixedGamma) else _why(spent / config.radius, records[-1], config)
-    )
+    fixed = isinstance(config.make_gamma_rule(), FixedGamma)
+    remark = "" if fixed else _remark(spent, config.radius, records[-1]["gamma"], config)
     return f"{spent:.4g} of rho {config.radius:g}{remark}"
 
 
-def _why(share: float, last: Mapping[str, Any], config: Config) -> str:
-    """What keeps the `share` of rho that was spent from being 1, where something does."""
-    cap = config.make_method().maximizer.cap
-    if share < 0.95 and config.radius is not None and config.radius > cap**2:
-        return (
-            f" and no more: with cap {cap:g} no sample costs more than {cap**2:.4g}. Raise cap, or take a smaller rho"
-        )
-    if share < 0.95 and last["gamma"] <= 1.01 * config.gamma_min:
+def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
+    """What keeps E c from meeting rho, where something does."""
+    if spent < 0.95 * radius and (why := config.make_method().maximizer.short_of(radius)):
+        return f" and no more: {why}. Raise cap, or take a smaller rho"
+    if spent < 0.95 * radius and gamma <= 1.01 * config.gamma_min:
         # At the least price that is allowed, samples go as far as they gain by it.
         return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
-    return "" if abs(share - 1) < 0.1 else ": gamma has not settled. Train longer"
+    return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
