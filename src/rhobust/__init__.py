@@ -15,8 +15,8 @@ from rhobust.regularizers import L1
 
 if TYPE_CHECKING:
     from rhobust.certificates import certify
+    from rhobust.fitting import fit
     from rhobust.trained import load
-    from rhobust.trainer import fit
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
 
         return certify
     if name == "fit":
-        from rhobust.trainer import fit
+        from rhobust.fitting import fit
 
         return fit
     if name == "load":

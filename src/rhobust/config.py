@@ -17,6 +17,7 @@ from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
+from rhobust.memory import decay_problem
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
@@ -180,8 +181,8 @@ class Config:
             found.append(
                 f"average, the decay of the averaged weights, must be at least 0 and below 1, not {self.average}"
             )
-        if self.memory is not None and not 0 < self.memory <= 1:
-            found.append(f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {self.memory}")
+        if self.memory is not None and (wrong := decay_problem(self.memory)):
+            found.append(wrong)
         if self.federation and self.average is not None:
             found.append("a federation keeps no average of its weights: drop average")
         if self.federation and self.memory is not None:

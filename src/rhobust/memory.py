@@ -31,8 +31,8 @@ class Memory:
     """
 
     def __init__(self, x: Tensor, decay: float) -> None:
-        if not is_number(decay) or not 0 < decay <= 1:
-            raise Refused(f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {decay!r}")
+        if problem := decay_problem(decay):
+            raise Refused(problem)
         self.decay = decay
         # Half precision: it is only where to begin, and as large as the data.
         self.moves = torch.zeros_like(x, dtype=torch.float16)
@@ -53,6 +53,16 @@ class Memory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.moves.copy_(state["moves"])
+
+
+def decay_problem(decay: float) -> str | None:
+    """What is wrong with it, if anything.
+
+    >>> decay_problem(0.0)
+    'memory, the decay of remembered ascents, must be above 0 and at most 1, not 0.0'
+    """
+    sound = is_number(decay) and 0 < decay <= 1
+    return None if sound else f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {decay!r}"
 
 
 @fusible

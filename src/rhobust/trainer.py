@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from numbers import Integral
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rhobust.averaging import WeightAverage
-from rhobust.batches import Batches, batches_of
+from rhobust.batches import Batches
 from rhobust.costs import Cost
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.local import LocalEngine, Record
-from rhobust.errors import ConfigError, Refused
+from rhobust.errors import Refused
 from rhobust.gamma_rules import GammaRule
 from rhobust.interrupts import deferred_signals
-from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
-from rhobust.methods import Method, find_method
+from rhobust.methods import Method
 from rhobust.objective import PerSampleLoss, RobustObjective
-from rhobust.observer import Observer, Warner
-from rhobust.optim import ProximalOptimizer, adam
+from rhobust.observer import Observer
+from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import Regularizer
-from rhobust.runs import Run, rho_eff
+from rhobust.runs import Run
 
 _LOOKED_AT = 1000  # samples
 
@@ -160,30 +158,6 @@ def _to_one_point(cost: Cost, x: Tensor) -> float:
     return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A trained model with its objective and what happened on the way."""
-
-    objective: RobustObjective
-    optimizer: ProximalOptimizer
-    history: list[Record] = field(repr=False)
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that was handed in, trained."""
-        return self.objective.model
-
-    @property
-    def gamma(self) -> float:
-        """The dual variable at the end."""
-        return float(self.objective.gamma.detach())
-
-    @property
-    def rho_eff(self) -> float:
-        """E c over the last epoch; near the radius when gamma has settled."""
-        return rho_eff([asdict(record) for record in self.history])
-
-
 def compose(
     model: nn.Module,
     loss: PerSampleLoss,
@@ -216,80 +190,6 @@ def compose(
     proximal = ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
     engine = CapturedEngine if objective.gamma.is_cuda else LocalEngine
     return engine(objective, proximal, precision, None if average is None else WeightAverage(model, average))
-
-
-def fit(
-    model: nn.Module,
-    data: object,
-    *,
-    method: str = "spgd",
-    radius: float | None = None,
-    loss: PerSampleLoss = cross_entropy,
-    epochs: int = 30,
-    batch_size: int | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    cost: Cost | None = None,
-    regularizer: Regularizer | None = None,
-    gamma_min: float = 1e-3,
-    gamma_rule: GammaRule | None = None,
-    bounds: tuple[float, float] | None = None,
-    precision: torch.dtype = torch.float32,
-    average: float | None = None,
-    memory: float | None = None,
-    seed: int = 0,
-    observer: Observer | None = None,
-    **knobs: Any,
-) -> Fit:
-    """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
-
-    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
-    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
-    Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
-    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
-    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
-    where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
-    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
-    were.
-
-    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
-    >>> len(trained.history)
-    2
-    """
-    chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
-    if problem := chosen.radius_problem(radius):
-        raise ConfigError([problem])
-    if gamma_rule is not None and not chosen.robust:
-        raise ConfigError([chosen.no_gamma_rule])
-    if not isinstance(epochs, Integral) or epochs < 1:
-        raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
-    if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
-        raise Refused(f"model must be an instance of nn.Module, not {what}")
-    if next(model.parameters(), None) is None:
-        raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
-    if not any(theta.requires_grad for theta in model.parameters()):
-        raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
-    some = next(model.parameters())
-    device = some.device
-    engine = compose(
-        model,
-        loss,
-        chosen,
-        radius=radius or 0.0,
-        optimizer=optimizer or adam(model),
-        cost=cost,
-        regularizer=regularizer,
-        gamma_min=gamma_min,
-        gamma_rule=gamma_rule,
-        bounds=bounds,
-        precision=precision,
-        average=average,
-    )
-    trainer = Trainer(engine, batches_of(data, batch_size, seed, device, some.dtype), epochs, memory=memory)
-    with seeded(seed, device):
-        trainer.train(observer or Warner())
-    return Fit(engine.objective, engine.optimizer, trainer.history)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import rhobust
 from benchmarks import digits as benchmark
 from rhobust.data import digits
 from rhobust.evaluate import Evaluation, evaluate
+from rhobust.fitting import Fit
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
-from rhobust.trainer import Fit
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (0, 1, 2)

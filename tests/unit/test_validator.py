@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import rhobust
-from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
+from rhobust.ascent import Ball, ErrorAscent, Identity, Maximizer, Oracle, PenalizedAscent
+from rhobust.config import Config
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import DataError, Refused
 from rhobust.losses import cross_entropy
+from rhobust.observer import Observer
+from rhobust.runner import train_run
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 MAXIMIZERS = [PenalizedAscent(steps=2), Oracle(), Ball(0.1), Identity()]
@@ -366,3 +370,32 @@ def test_a_radius_that_the_cap_leaves_unspent_is_told_of(radius: float, cap: flo
         rhobust.fit(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), **settings)
     words = "radius 0.12 cannot be spent: with cap 0.3 no sample costs more than 0.09. Raise cap, or lower the radius"
     assert (words in [str(one.message) for one in caught]) == told
+
+
+@pytest.mark.parametrize(("kappa", "told"), [(math.inf, True), (1.0, False)])
+def test_flips_that_have_a_price_may_spend_what_the_cap_leaves(kappa: float, told: bool) -> None:
+    cost = SquaredLinf(kappa=kappa)
+    objective = rhobust.RobustObjective(
+        nn.Linear(2, 2), cross_entropy, radius=0.12, cost=cost, maximizer=ErrorAscent(cap=0.3)
+    )
+    assert (objective.unspendable is not None) == told
+
+
+def test_a_federation_is_told_too(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Ear(Observer):
+        def warned(self, message: str) -> None:
+            heard.append(message)
+
+    settings = {
+        "method": "drfl",
+        "cost": "linf",
+        "radius": 0.12,
+        "cap": 0.3,
+        "model": "linear",
+        "rounds": 1,
+        "workers": 2,
+    }
+    train_run(tmp_path / "run", Config.resolve(settings), Ear())
+    assert [message for message in heard if message.startswith("radius 0.12 cannot be spent")]

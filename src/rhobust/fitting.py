@@ -1,0 +1,122 @@
+"""A training in one call."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import nn
+
+from rhobust.batches import batches_of
+from rhobust.costs import Cost
+from rhobust.engines.local import Record
+from rhobust.errors import ConfigError, Refused
+from rhobust.gamma_rules import GammaRule
+from rhobust.losses import cross_entropy
+from rhobust.methods import find_method
+from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.observer import Observer, Warner
+from rhobust.optim import ProximalOptimizer, adam
+from rhobust.regularizers import Regularizer
+from rhobust.runs import rho_eff
+from rhobust.trainer import Trainer, compose, seeded
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained model with its objective and what happened on the way."""
+
+    objective: RobustObjective
+    optimizer: ProximalOptimizer
+    history: list[Record] = field(repr=False)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was handed in, trained."""
+        return self.objective.model
+
+    @property
+    def gamma(self) -> float:
+        """The dual variable at the end."""
+        return float(self.objective.gamma.detach())
+
+    @property
+    def rho_eff(self) -> float:
+        """E c over the last epoch; near the radius when gamma has settled."""
+        return rho_eff([asdict(record) for record in self.history])
+
+
+def fit(
+    model: nn.Module,
+    data: object,
+    *,
+    method: str = "spgd",
+    radius: float | None = None,
+    loss: PerSampleLoss = cross_entropy,
+    epochs: int = 30,
+    batch_size: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    cost: Cost | None = None,
+    regularizer: Regularizer | None = None,
+    gamma_min: float = 1e-3,
+    gamma_rule: GammaRule | None = None,
+    bounds: tuple[float, float] | None = None,
+    precision: torch.dtype = torch.float32,
+    average: float | None = None,
+    memory: float | None = None,
+    seed: int = 0,
+    observer: Observer | None = None,
+    **knobs: Any,
+) -> Fit:
+    """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
+
+    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
+    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
+    Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
+    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
+    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
+    where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
+    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
+    were.
+
+    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
+    >>> len(trained.history)
+    2
+    """
+    chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
+    if problem := chosen.radius_problem(radius):
+        raise ConfigError([problem])
+    if gamma_rule is not None and not chosen.robust:
+        raise ConfigError([chosen.no_gamma_rule])
+    if not isinstance(epochs, Integral) or epochs < 1:
+        raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
+        raise Refused(f"model must be an instance of nn.Module, not {what}")
+    if next(model.parameters(), None) is None:
+        raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
+    if not any(theta.requires_grad for theta in model.parameters()):
+        raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
+    some = next(model.parameters())
+    device = some.device
+    engine = compose(
+        model,
+        loss,
+        chosen,
+        radius=radius or 0.0,
+        optimizer=optimizer or adam(model),
+        cost=cost,
+        regularizer=regularizer,
+        gamma_min=gamma_min,
+        gamma_rule=gamma_rule,
+        bounds=bounds,
+        precision=precision,
+        average=average,
+    )
+    trainer = Trainer(engine, batches_of(data, batch_size, seed, device, some.dtype), epochs, memory=memory)
+    with seeded(seed, device):
+        trainer.train(observer or Warner())
+    return Fit(engine.objective, engine.optimizer, trainer.history)
