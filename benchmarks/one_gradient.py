@@ -84,7 +84,7 @@ WAYS: dict[str, tuple[dict[str, Any], ...]] = {  # what is swept of ours, with w
 }
 DEEP = {  # with five gradients
     "mnist": {"radius": 0.1, "cap": 0.5, "steps": 5, "regularizer": SMALL},
-    "fashion-mnist": FORGETFUL | {"steps": 5},
+    "fashion-mnist": STRONGEST | {"steps": 5},
 }
 TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on the way there, with these seeds
     "mnist": (
@@ -218,6 +218,16 @@ TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on t
                 REMEMBERING | {"temper": 0.4, "noise": 0.12, "steps": RARE3},
                 STRONGEST | {"radius": 0.13, "cap": 0.4, "noise": 0.2},
                 STRONGEST | {"steps": 3},
+                *(STRONGEST | {"epochs": epochs} for epochs in (60, 90)),
+                STRONGEST | {"epochs": 60, "regularizer": SMALL},
+                *(STRONGEST | {"learning_rate": rate} for rate in (0.0005, 0.002, 0.003)),
+                *(
+                    STRONGEST | {"learning_rate": 0.002} | more
+                    for more in (
+                        *({"epochs": 60}, {"regularizer": SMALL}, {"average": 0.9995}),
+                        *({"temper": 0.3}, {"batch_size": 256}),
+                    )
+                ),
                 *(
                     {"radius": radius, "cap": cap, "noise": noise, "steps": STRONGEST["steps"], "memory": 1.0}
                     for radius, cap, noise in (
@@ -227,7 +237,7 @@ TRIED: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # on t
                 ),
             )
         ),
-        (STRONGEST | {"steps": 5}, (0, 1, 2)),
+        (FORGETFUL | {"steps": 5}, (0, 1, 2)),
     ),
 }
 GIVEN: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # the others with what ours has
@@ -246,6 +256,7 @@ GIVEN: dict[str, tuple[tuple[dict[str, Any], tuple[int, ...]], ...]] = {  # the 
                 ({"method": "nfgsm", "epsilon": 0.3, "noise": 0.4}, {"memory": 1.0}, (0,)),
                 ({"method": "ifgsm", "epsilon": 0.4}, {}, (0, 1, 2)),
                 ({"method": "ifgsm", "epsilon": 0.4}, {"memory": 1.0}, (0,)),
+                ({"method": "ifgsm", "epsilon": 0.4}, {"learning_rate": 0.002}, (0,)),
             )
         ),
     ),
@@ -312,7 +323,7 @@ def ours(data: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def chosen(data: str) -> list[tuple[str, dict[str, Any]]]:
     """The most robust of these; on Fashion-MNIST that with one gradient in every step too."""
     single = (_own(data, REMEMBERING | {"steps": 1, "temper": 0.3}),) if data == "fashion-mnist" else ()
-    return [_own(data, WAYS[data][-1]), *single]
+    return [_own(data, WAYS[data][-1]), *single, deep(data)]
 
 
 def deep(data: str) -> tuple[str, dict[str, Any]]:
