@@ -16,6 +16,7 @@ from rhobust.commands.evaluate import evaluate
 from rhobust.commands.federate import federate
 from rhobust.commands.federation import federation
 from rhobust.commands.methods import methods
+from rhobust.commands.options import SETTINGS_AS_WORDS
 from rhobust.commands.radius import radius
 from rhobust.commands.report import report
 from rhobust.commands.reproduce import reproduce
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (train, federate, evaluate, certify, audit, radius, report, reproduce, methods, demo):
-    app.command()(command)
+    app.command(context_settings=SETTINGS_AS_WORDS if command in (train, federate) else None)(command)
 app.add_typer(federation, name="federation")
 
 
