@@ -32,6 +32,7 @@ from rhobust.losses import margin, scaled_margin
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.search import random_squares
 from rhobust.undisturbed import undisturbed
+from rhobust.validator import check_countable
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8
@@ -111,7 +112,8 @@ def attack(
 ) -> Attacked:
     """The worst of `restarts` runs of an attack. x itself is in the ball, so a sample the model errs on is fooled.
 
-    A sample that is fooled is left alone from then on. The model is used in evaluation mode and left as it was found.
+    A sample that is fooled is left alone from then on. The model is used in evaluation mode and left as it was found,
+    and so are the global generators, which random starts are drawn from: to draw others, ask for restarts or seed them.
 
     >>> model = nn.Linear(2, 2)
     >>> loss = nn.CrossEntropyLoss(reduction="none")
@@ -194,6 +196,7 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def mistaken(output: Tensor, y: Tensor) -> Tensor:
     """Where an output (B, classes) does not say y, (B,). NaN says nothing, though argmax takes it for its place."""
+    check_countable(output, y)
     return (output.argmax(1) != y) | output.isnan().any(1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rhobust.data import Samples
 from rhobust.errors import DataError
+from rhobust.maximizer import count_problem
 from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's
@@ -148,8 +148,8 @@ def batches_of(
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
         return LoaderBatches(data, device, precision)
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise DataError(f"batch_size must be a whole number, at least 1, not {batch_size}")
+    if problem := count_problem("batch_size", batch_size):
+        raise DataError(problem)
     batch_size = int(batch_size)  # of NumPy's, too
     if isinstance(data, Dataset):
         return DatasetBatches(data, batch_size, seed, device, precision)

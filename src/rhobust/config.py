@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,8 @@ _KINDS: dict[str, type] = {
 
 def seed_problems(seed: int) -> list[str]:
     """What is wrong with a seed: torch takes no others."""
-    return [] if 0 <= seed < 2**63 else [f"seed must be >= 0 and below 2^63, not {seed}"]
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    return [] if whole and 0 <= seed < 2**63 else [f"seed must be a whole number >= 0 and below 2^63, not {seed}"]
 
 
 def _knob_kind(knob: str) -> type:

@@ -180,16 +180,17 @@ class SquaredLp(Cost):
 
     def response(self, slope: Tensor, gamma: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
         free = per_sample(self.dual_norm(slope) / (2 * gamma), slope)  # the norm of the unconstrained answer
-        best = free * self.direction(slope)
         if lower is None or upper is None:
-            return best
-        # KKT, given the answer's norm N: d_i = clip(free_i (free / N)^((2-p)/(p-1))), increasing as N falls;
-        # N must equal the norm of that d. The right side falls in N, so bisect.
-        power = (2 - self.p) / (self.p - 1)
+            return free * self.direction(slope)
+        # KKT, given the answer's norm N: 2 gamma N^(2-p) |d_i|^(p-1) = |g_i| or d_i lies on the box, so that
+        # d_i = clip((|g_i| / (2 gamma N^(2-p)))^(q-1)), increasing as N falls; N must equal the norm of that d. The
+        # right side falls in N, so bisect. In logarithms: q - 1 may be large, and what is small now may grow.
+        steepness = slope.double().abs().log() - (2 * gamma.double()).log()
 
         def given(length: Tensor) -> Tensor:
-            grown = best * (free / length.clamp_min(torch.finfo(slope.dtype).tiny)).pow(power)
-            return torch.nan_to_num(grown, nan=0.0).clamp(lower, upper)
+            shortest = length.double().clamp_min(torch.finfo(torch.float64).tiny)
+            grown = torch.exp((self.q - 1) * (steepness - (2 - self.p) * shortest.log()))
+            return (grown.to(slope.dtype) * slope.sign()).clamp(lower, upper)
 
         return given(_self_consistent(lambda length: per_sample(self.norm(given(length)), slope), free))
 

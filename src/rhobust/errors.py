@@ -23,6 +23,10 @@ class ConfigError(RhobustError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class Unmovable(Refused):
+    """A loss without a gradient in the inputs, where an ascent wants one."""
+
+
 class DataError(RhobustError, ValueError):
     """Data that cannot be used, with the place where they were found wanting."""
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError
+from rhobust.maximizer import count_problem
 from rhobust.objective import PerSampleLoss
 from rhobust.trust import CHECKS, Flag, examine, falling, outside
-from rhobust.wasserstein import wasserstein
+from rhobust.wasserstein import Transported, wasserstein
 
 WORST = {math.inf: "worst", 2.0: "worst-l2"}
 """The name, for each norm, under which the worst of its attacks is reported."""
@@ -92,7 +93,7 @@ def evaluate(
     if not (builders and grid) and not spend:
         wrong.append("nothing to evaluate: give attacks with epsilons, or budgets for the Wasserstein attack")
     counts = {"restarts": restarts, "batch_size": 1 if batch_size is None else batch_size}
-    wrong += [f"{name} must be at least 1, not {count}" for name, count in counts.items() if count < 1]
+    wrong += [problem for count in counts.items() if (problem := count_problem(*count))]
     if wrong:
         raise ConfigError(wrong)
     if not len(samples):
@@ -116,7 +117,7 @@ def evaluate(
             if alike:
                 cells += _cells(called, grid, _worst(grid, alike))
         for budget in spend:
-            moved = wasserstein(model, samples.x, samples.y, loss=loss, budget=budget, bounds=bounds)
+            moved = bench.transported(samples, budget)
             error = float(moved.fooled.double().mean())
             cells.append(AttackedError("wasserstein", budget, error, moved.discarded, moved.mean_cost))
             if done:
@@ -159,6 +160,25 @@ class _Bench:
         results = list(zip(*parts, strict=True))  # by way, then by part
         fooled = torch.stack([torch.cat([part.fooled for part in way]) for way in results])
         return fooled, [sum(part.discarded for part in way) for way in results]
+
+    def transported(self, samples: Samples, budget: float) -> Transported:
+        """The Wasserstein attack, whose budget is for all samples together."""
+        size = self.batch_size
+        while True:
+            try:
+                return wasserstein(
+                    self.model,
+                    samples.x,
+                    samples.y,
+                    loss=self.loss,
+                    budget=budget,
+                    bounds=self.bounds,
+                    batch_size=size,
+                )
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2
 
     def _attacked(self, part: Samples, way: Attack | None) -> Attacked:
         if way is None:

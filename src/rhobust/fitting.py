@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 
 from rhobust.batches import batches_of
+from rhobust.config import seed_problems
 from rhobust.costs import Cost
 from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, Refused
 from rhobust.gamma_rules import GammaRule
 from rhobust.losses import cross_entropy
+from rhobust.maximizer import count_problem
 from rhobust.methods import find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.observer import Observer, Warner
@@ -44,7 +45,7 @@ class Fit:
 
     @property
     def rho_eff(self) -> float:
-        """E c over the last epoch; near the radius when gamma has settled."""
+        """E c over the last epoch, the mean of its steps; near the radius when gamma has settled."""
         return rho_eff([asdict(record) for record in self.history])
 
 
@@ -89,10 +90,15 @@ def fit(
     chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
     if problem := chosen.radius_problem(radius):
         raise ConfigError([problem])
+    if problems := seed_problems(seed):
+        raise ConfigError(problems)
+    if precision not in (torch.float32, torch.bfloat16):
+        # float16 would need a scaled loss: without, small gradients become 0 and nothing says so.
+        raise ConfigError([f"precision is torch.float32 or torch.bfloat16, not {precision}"])
     if gamma_rule is not None and not chosen.robust:
         raise ConfigError([chosen.no_gamma_rule])
-    if not isinstance(epochs, Integral) or epochs < 1:
-        raise ConfigError([f"epochs must be a whole number, at least 1, not {epochs}"])
+    if problem := count_problem("epochs", epochs):
+        raise ConfigError([problem])
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
         raise Refused(f"model must be an instance of nn.Module, not {what}")

@@ -41,8 +41,9 @@ def margin(output: Tensor, y: Tensor) -> Tensor:
     >>> margin(torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]), torch.tensor([0, 2]))
     tensor([-0.5000,  3.0000])
     """
-    right = output.gather(1, y[:, None])  # (B, 1)
-    others = output.scatter(1, y[:, None], -float("inf"))
+    chosen = y.long()[:, None]  # (B, 1)
+    right = output.gather(1, chosen)
+    others = output.scatter(1, chosen, -float("inf"))
     return others.amax(1) - right[:, 0]
 
 

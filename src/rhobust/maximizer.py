@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from statistics import fmean
 from typing import Self
 
@@ -69,8 +70,10 @@ class Maximizer(ABC):
         return step % every < self.turns
 
     def short_of(self, radius: float) -> str | None:
-        """Why no gamma can make E c as large as the radius, if none can."""
-        return None if radius <= self.cap**2 else f"with cap {self.cap:g} no sample costs more than {self.cap**2:.4g}"
+        """Why no gamma can make E c as large as the radius, and what to raise, if none can."""
+        if radius <= self.cap**2:
+            return None
+        return f"with cap {self.cap:g} no sample costs more than {self.cap**2:.4g}. Raise cap"
 
     @abstractmethod
     def start(self, problem: Problem) -> Tensor:
@@ -152,9 +155,15 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
 
 
 def check_count(name: str, count: int) -> None:
-    """Refuse a count below one."""
-    if count < 1:
-        raise Refused(f"{name} must be at least 1, not {count}")
+    """Refuse what is no count, and one below one."""
+    if problem := count_problem(name, count):
+        raise Refused(problem)
+
+
+def count_problem(name: str, count: object) -> str | None:
+    """What is wrong with a count, if anything."""
+    sound = isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1
+    return None if sound else f"{name} must be a whole number, at least 1, not {count!r}"
 
 
 def check_size(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> None:

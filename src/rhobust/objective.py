@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from rhobust.validator import (
     check_labels,
     check_loss,
     check_model,
+    check_output,
     check_settings,
     check_sign,
     check_start,
@@ -144,6 +146,8 @@ class RobustObjective(nn.Module):
         labels, maximum, cost = self._solve(center, y, start, self.maximizer.on(self.turn))
         self.turn += 1
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
+        if self.temper:
+            check_sign(loss)
         if self.maximizer.penalized:
             value = _mean_psi(loss, cost, self.gamma, self.radius, self.temper)
         else:
@@ -184,7 +188,7 @@ class RobustObjective(nn.Module):
     def unspendable(self) -> str | None:
         """Why E c cannot meet the radius, if it cannot. (Flips of labels, where they have a price, cost too.)"""
         why = None if math.isfinite(self.cost.kappa) else self.maximizer.short_of(self.radius)
-        return why and f"radius {self.radius:g} cannot be spent: {why}. Raise cap, or lower the radius"
+        return why and f"radius {self.radius:g} cannot be spent: {why}, or lower the radius"
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
@@ -245,7 +249,10 @@ class RobustObjective(nn.Module):
         output = self.model(x)
         if self._classes is not None:
             loss = self.loss(output, y)
+            if self.maximizer.classifies and not self._classes:
+                check_classes(y, output)  # one output: whether y holds classes, only its values tell
         else:
+            check_output(output)
             classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
             if isinstance(self.loss, nn.CrossEntropyLoss):  # our own looks itself
                 check_cross_entropy(output, y)
@@ -254,11 +261,21 @@ class RobustObjective(nn.Module):
             loss = self.loss(output, y)
             if self.maximizer.classifies:
                 check_classes(y, output)
-            if self.temper:
-                check_sign(loss)
             self._classes = output.shape[1] if classifies else 0
         check_loss(loss, len(x))
         return loss
+
+    def get_extra_state(self) -> Tensor:
+        """Whose turn it is: a training that goes on from a `state_dict` takes the deeper steps where it would have."""
+        return torch.tensor(self.turn)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Continue there."""
+        self.turn = int(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(0))  # checkpoints from before there was one
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         more = "".join(f", {name}={value}" for name in ("noise", "temper") if (value := getattr(self, name)))

@@ -35,11 +35,13 @@ class Oracle(Maximizer):
     """Steps on psi for each sample until its gap is at most `accuracy`, or `max_steps` gradients are spent.
 
     Each step goes a fraction tau of the way to the best response to the current slope; where psi did not rise, the
-    step is taken back and that sample's tau halved, so psi(zeta) never falls below psi(z). What is returned is always
-    a point whose gap was measured (`Accuracy`), also when the gradients did not suffice.
+    step is taken back and that sample's tau halved, so psi never falls below what it is at the start. What is returned
+    is always a point whose gap was measured (`Accuracy`), also when the gradients did not suffice; so the last gradient
+    moves nothing, and a single one measures the start.
 
     `curvature` is a known bound L on the curvature of the loss in zeta (linear softmax: ||W||^2 / 2, logistic:
-    ||theta||^2 / 4). With it, and gamma > L / mu, the gap is proved; without it, estimated.
+    ||theta||^2 / 4). With it, and gamma > L / mu, the gap is proved; without it, or with slopes that autocast has
+    rounded, estimated.
     """
 
     accuracy: float = 1e-3
@@ -55,6 +57,11 @@ class Oracle(Maximizer):
     @property
     def gradients(self) -> int:
         return self.max_steps
+
+    def short_of(self, radius: float) -> str | None:
+        if radius > 0 and self.max_steps == 1:
+            return "with max_steps 1 the one gradient measures the start and moves nothing. Raise max_steps"
+        return None
 
     def start(self, problem: Problem) -> Tensor:
         return problem.z
@@ -81,7 +88,8 @@ class Oracle(Maximizer):
         zeta = problem.project(best.zeta + per_sample(tau, way) * way)
         gap = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
         gap = torch.where(settled, before, gap)
-        accuracy = Accuracy(gap, "estimated" if self.curvature is None else "proved", self.accuracy)
+        rounded = torch.is_autocast_enabled(zeta.device.type)
+        accuracy = Accuracy(gap, "estimated" if self.curvature is None or rounded else "proved", self.accuracy)
         return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, cost=cost, gain=gain, gap=gap, tau=tau)
 
     def _proved(self, problem: Problem, point: Point) -> Tensor:
@@ -95,10 +103,11 @@ class Oracle(Maximizer):
     def _estimated(self, problem: Problem, gain: Tensor, seen: Tensor) -> Tensor:
         """The gain of a linear loss, enlarged by the curvature seen; a cost without curvature of its own cannot."""
         concavity = problem.cost.strong_convexity * problem.gamma
+        enlarged = gain
         if problem.cost.strong_convexity > 0:
-            gain = gain / (1 - seen.clamp_min(0) / concavity).clamp_min(0)
-        # A sample at its optimum has gain 0, which is no gap whatever the curvature: 0 / 0 is 0 here.
-        return torch.nan_to_num(gain.clamp_min(0), nan=0.0, posinf=math.inf)
+            enlarged = gain / (1 - seen.clamp_min(0) / concavity).clamp_min(0)
+        # A sample at its optimum has gain 0, which is no gap whatever the curvature. A slope that is no number has any.
+        return torch.where(gain <= 0, 0.0, enlarged.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 def _chosen(first: Tensor, a: Point, b: Point) -> Point:

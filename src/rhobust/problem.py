@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 from rhobust.costs import Cost
+from rhobust.errors import Unmovable
+
+_UNMOVABLE = (
+    "the loss has no gradient in the inputs, so no ascent can move them: the model or the loss detaches them, rounds "
+    "them, or runs under torch.inference_mode(). Without gradients there is the attack 'square'"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,11 @@ class Problem:
         with torch.enable_grad():
             zeta = zeta.detach().to(self.z.dtype).requires_grad_(True)  # a loss of higher precision lifts it
             loss = self.loss(zeta)
-            (slope,) = torch.autograd.grad(loss, zeta, torch.ones_like(loss))
+            if not loss.requires_grad:
+                raise Unmovable(_UNMOVABLE)
+            (slope,) = torch.autograd.grad(loss, zeta, torch.ones_like(loss), allow_unused=True)
+            if slope is None:
+                raise Unmovable(_UNMOVABLE)
         return Point(zeta.detach(), loss.detach(), slope)
 
     def project(self, zeta: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ class GroupL2(Regularizer):
         # KKT: theta_i = v_i N / (N + weight step_i) with N = ||theta||, so ||v_i / (N + weight step_i)|| = 1.
         # 1 / ||.|| is concave and increasing in N: Newton from the left never overshoots.
         pull = self.weight * step
-        length = (v.norm(dim=1) - pull.amax(1)).clamp_min(0)  # a lower bound on N; (groups,)
+        still = torch.where(pull > 0, 0.0, v).norm(dim=1)  # what nothing pulls at
+        length = torch.maximum(v.norm(dim=1) - pull.amax(1), still)  # lower bounds on N; (groups,)
         kept = (v / pull).nan_to_num(0.0, math.inf, -math.inf).norm(dim=1) > 1  # else the group is zero; 0 / 0 is 0
         tiny = torch.finfo(v.dtype).tiny
         for _ in range(_NEWTON_STEPS):

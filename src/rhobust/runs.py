@@ -255,7 +255,7 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
 def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
     """What keeps E c from meeting rho, where something does."""
     if spent < 0.95 * radius and (why := config.make_method().maximizer.short_of(radius)):
-        return f" and no more: {why}. Raise cap, or take a smaller rho"
+        return f" and no more: {why}, or take a smaller rho"
     if spent < 0.95 * radius and gamma <= 1.01 * config.gamma_min:
         # At the least price that is allowed, samples go as far as they gain by it.
         return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
@@ -263,7 +263,7 @@ def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
 
 
 def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
-    """E c over the last epoch of some metrics; near the radius when gamma has settled.
+    """E c over the last epoch of some metrics, the mean of its steps; near the radius when gamma has settled.
 
     Rounds of a federation have no epochs: there it is the last quarter, and no more than fifty.
     """

@@ -152,6 +152,8 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
 
 def _linear_layer(model: nn.Module) -> nn.Linear | None:
     """The one linear layer that the model is, but for a Flatten before it, or after it of its one output; else None."""
+    if any(_hooked(module) for module in model.modules()):
+        return None
     model = model.model if type(model) is TrainedModel else model
     layers = list(model) if type(model) is nn.Sequential else [model]
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
@@ -160,6 +162,11 @@ def _linear_layer(model: nn.Module) -> nn.Linear | None:
         layers = layers[:1]
     # The exact type: a subclass may compute anything.
     return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether something beside its class decides what it computes."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _is_cross_entropy(loss: PerSampleLoss) -> bool:

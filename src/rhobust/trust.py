@@ -25,6 +25,7 @@ from rhobust.ascent import Identity
 from rhobust.attacks import ATTACKS, attack, errs
 from rhobust.costs import rows
 from rhobust.data import Samples
+from rhobust.errors import Unmovable
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.undisturbed import undisturbed
 
@@ -71,17 +72,21 @@ def examine(
     bounds: tuple[float, float] | None = None,
     epsilon: float | None = None,
 ) -> tuple[list[Flag], set[str]]:
-    """The other checks, on the first samples, at an l_inf radius: their flags, and which of them could be made.
+    """The other checks, on some samples, at an l_inf radius: their flags, and which of them could be made.
 
     Without a radius only the slope is looked at, and that where the model is right. Draws from torch's global
     generator.
     """
-    some = samples[slice(_PROBES)]
+    # From all over the data, which may be sorted by class.
+    some = samples[torch.linspace(0, len(samples) - 1, min(_PROBES, len(samples))).long().to(samples.x.device)]
     right = ~errs(model, some.x, some.y)
     flags, made = [], set()
     if right.any():
-        flags.append(_slope(model, some[right], loss))
         made.add("gradients")
+        try:
+            flags.append(_slope(model, some[right], loss))
+        except Unmovable:
+            return [Flag("gradients", "the loss has no gradient in the inputs: only 'square' can attack it")], made
     if epsilon is not None:
         made |= {"grows", "many-steps", "one-step", "white-box"}
 
@@ -104,7 +109,7 @@ def examine(
 
 def _unbounded(anywhere: Tensor, wrong: Tensor, some: Samples) -> Flag | None:
     """Free to move anywhere, an attack can turn every sample into one of another class."""
-    classes = len(set(some.y.tolist()))
+    classes = max(2, len(set(some.y.tolist())))
     if float(anywhere.double().mean()) >= 1 - 1 / classes:
         return None
     return Flag(

@@ -48,8 +48,9 @@ def check_settings(
         raise Refused(f"noise must be finite and >= 0, not {noise}: it is the half-width of what is added to a sample")
     if not 0 <= temper <= 1:
         raise Refused(f"temper must lie in [0, 1], not be {temper}: 0 is the loss itself, 1 the chance of an error")
-    if bounds is not None and not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] < bounds[1]):
-        raise Refused(f"bounds must be (lower, upper) with lower < upper, not {bounds}")
+    pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(is_number, bounds))
+    if bounds is not None and not (pair and bounds[0] < bounds[1]):
+        raise Refused(f"bounds must be two numbers (lower, upper) with lower < upper, not {bounds}")
     if math.isfinite(cost.kappa) and not maximizer.penalized:
         raise Refused(
             f"flipping a label costs kappa = {cost.kappa:g}, but {type(maximizer).__name__} does not price transport; "
@@ -84,6 +85,8 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
         raise DataError(f"x and y must be tensors, not {type(x).__name__} and {type(y).__name__}; use torch.as_tensor")
     if x.numel() == 0:
         raise DataError(f"the batch is empty, of shape {tuple(x.shape)}: nothing to learn from")
+    if not (x.ndim and y.ndim):
+        raise DataError("x and y must have a dimension for the samples; of a single one, x[None] and y[None]")
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
     check_movable(x, x.dtype)
@@ -168,6 +171,8 @@ def check_start(start: object, x: Tensor) -> None:
     if not isinstance(start, Tensor) or start.shape != x.shape:
         got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
         raise Refused(f"start must be a tensor like x, {tuple(x.shape)}, one move for each sample, not {got}")
+    if not capturing(start) and not bool(start.isfinite().all()):
+        raise Refused("start holds NaN or infinite moves")
 
 
 def check_sign(loss: Tensor) -> None:
@@ -178,8 +183,29 @@ def check_sign(loss: Tensor) -> None:
         )
 
 
-def check_loss(loss: Tensor, batch: int) -> None:
+def check_output(output: object) -> None:
+    """Refuse a model that answers with anything but a tensor."""
+    if not isinstance(output, Tensor):
+        raise Refused(
+            f"the model returned a {type(output).__name__}, and its output must be one tensor; wrap the model in one "
+            "that returns the part that the loss is for"
+        )
+
+
+def check_countable(output: Tensor, y: Tensor) -> None:
+    """Refuse outputs and labels whose errors cannot be counted."""
+    check_output(output)
+    if output.ndim != 2 or output.shape[1] < 2 or y.ndim != 1 or y.is_floating_point():
+        raise Refused(
+            "errors are counted for classifiers: outputs (B, classes), two classes or more, and whole class numbers "
+            f"(B,). Here the outputs have shape {tuple(output.shape)} and y is {y.dtype} of shape {tuple(y.shape)}"
+        )
+
+
+def check_loss(loss: object, batch: int) -> None:
     """Refuse a loss that is not one number per sample."""
+    if not isinstance(loss, Tensor):
+        raise Refused(f"the loss returned a {type(loss).__name__}, and it must be a tensor ({batch},), one per sample")
     if loss.shape != (batch,):
         fix = "use reduction='none'"
         if loss.shape == (batch, batch):

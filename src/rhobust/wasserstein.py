@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.errors import Refused
+from rhobust.maximizer import check_count, check_size
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.sups import AscentSup
 from rhobust.undisturbed import undisturbed
@@ -47,9 +49,9 @@ def wasserstein(
     """
     if (gamma is None) == (budget is None):
         raise Refused("the Wasserstein attack needs gamma= (a price) or budget= (a bound on E c), and not both")
-    given = gamma if gamma is not None else budget
-    if not (given is not None and given > 0 and math.isfinite(given)):
-        raise Refused(f"gamma or budget must be finite and > 0, not {given}")
+    given: Any = gamma if gamma is not None else budget
+    check_size("gamma" if gamma is not None else "budget", given)
+    check_count("batch_size", batch_size)
 
     objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds)
     sup = AscentSup(None, objective.cost, max_steps, None)  # from margin steps too: they move confident samples

@@ -142,12 +142,14 @@ class TestExact:
         sup = np.mean([logistic_sup(margin, s, found.gamma) for margin in margins])
         assert found.bound == pytest.approx(found.gamma * 0.05 + sup, rel=1e-9)
 
-    def test_one_confident_sample_splits_in_two(self) -> None:
+    def test_one_confident_sample_splits_in_two(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # One sample of margin 20: at the best gamma, staying and crossing are worth the same, and neither spends rho.
         model = linear_model(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
         samples = Samples(torch.tensor([[20.0]], dtype=torch.float64), torch.tensor([1]))
         passes: list[object] = []
-        model.register_forward_pre_hook(lambda *_: passes.append(None))
+        linear = nn.Linear.forward
+        # Not by a hook of the model's: with one, it counts as linear no more.
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: passes.append(None) or linear(self, x))
         (found,) = certify(model, samples, loss=cross_entropy, radii=[5.0])
         assert len(passes) < 20  # from a guess nine orders of magnitude off
         exact = log_minimum(lambda gamma: 5 * gamma + margin_sup(-20.0, 1.0, gamma), 1e-3, 1.0)
@@ -155,6 +157,14 @@ class TestExact:
         assert found.gap <= 1e-8 * found.bound
         assert found.spent == pytest.approx(5.0, rel=1e-12)
         assert found.rho_hat != pytest.approx(5.0, rel=0.5)
+
+    def test_a_layer_with_a_hook_is_not_taken_for_linear(self) -> None:
+        model = linear_model(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+        samples = Samples(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([1]))
+        (plain,) = certify(model, samples, loss=cross_entropy, radii=[0.1])
+        model.register_forward_hook(lambda module, inputs, output: 3 * output)
+        (hooked,) = certify(model, samples, loss=cross_entropy, radii=[0.1])
+        assert (plain.status, hooked.status) == ("proved", "estimated")
 
     @each_seed
     def test_tight_at_rho_hat(self, seed: int) -> None:

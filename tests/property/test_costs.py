@@ -206,3 +206,10 @@ def test_lp_at_two_is_l2(d: Tensor) -> None:
     ]
     for found, expected in pairs:
         np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_small_slope_moves_far_where_the_large_ones_are_at_the_box() -> None:
+    """Unconstrained, the second coordinate would move 1e-46 of the first, which float32 does not have."""
+    slope, room = torch.tensor([[1.0, 0.005]]), torch.tensor([[0.0, 1.0]])
+    found = SquaredLp(1.05).response(slope, torch.tensor(0.1), -room, room)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.025]]))  # 0.005 d - 0.1 d^2

@@ -240,3 +240,14 @@ def test_squared_l1_shrinks_the_others_where_zeros_rest() -> None:
         [torch.zeros(2), torch.tensor([2.0, 0.5])], [torch.tensor(0.0), torch.tensor(1.0)]
     )
     assert (zeros.tolist(), moving.tolist()) == ([0, 0], [1, 0])
+
+
+def test_a_group_of_which_a_part_stands_still_shrinks_in_the_rest() -> None:
+    (found,) = GroupL2(1.0).prox([torch.tensor([[0.1, 0.2]])], [torch.tensor([[0.0, 1.0]])])
+    assert found[0, 0] == torch.tensor(0.1)
+    # theta_2 = 0.2 N / (N + 1) with N = ||(0.1, theta_2)||, by iterating that.
+    other = 0.2
+    for _ in range(100):
+        length = math.hypot(0.1, other)
+        other = 0.2 * length / (length + 1)
+    assert float(found[0, 1]) == pytest.approx(other, rel=1e-5)

@@ -288,7 +288,8 @@ def test_the_wasserstein_attack_keeps_to_a_budget_that_the_dearest_price_overspe
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"restarts": 0}, "restarts must be at least 1"), ({"batch_size": -1}, "batch_size must be")]
+    ("wrong", "said"),
+    [({"restarts": 0}, "restarts must be a whole number, at least 1"), ({"batch_size": -1}, "batch_size must be")],
 )
 def test_an_evaluation_of_nothing_is_refused(wrong: dict[str, int], said: str) -> None:
     model, x, y = problem()
@@ -313,3 +314,50 @@ def test_the_wasserstein_attack_loses_nothing_to_rounding_at_the_ends_of_an_odd_
         assert torch.equal(moved.fooled, free.fooled)
     else:
         assert moved.mean_cost > 0.9 * budget
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [(1, torch.ones(200, dtype=torch.long)), (3, torch.zeros(200, 3)), (3, torch.zeros(200))],
+    ids=["one output", "soft labels", "real labels"],
+)
+def test_errors_that_cannot_be_counted_are_refused(outputs: int, labels: Tensor) -> None:
+    _, x, _ = problem()
+    samples = Samples(x, labels)
+    with pytest.raises(Refused, match=r"errors are counted for classifiers: outputs \(B, classes\)"):
+        evaluate(nn.Linear(6, outputs), samples, loss=lambda out, _: out[:, 0], epsilons=[0.1])
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16])
+def test_labels_of_any_whole_kind_are_counted(kind: torch.dtype) -> None:
+    model, x, y = problem()
+    settings = {"loss": LOSS, "attacks": ["pgd-margin"], "epsilons": [0.1], "checks": False}
+    assert evaluate(model, Samples(x, y.to(kind)), **settings) == evaluate(model, Samples(x, y), **settings)
+
+
+def test_the_wasserstein_attack_keeps_to_the_batch_size() -> None:
+    model, x, y = problem()
+    seen: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    settings = {"attacks": [], "budgets": [0.1], "checks": False}
+    evaluate(model, Samples(x, y), loss=LOSS, batch_size=16, **settings)  # type: ignore[arg-type]
+    assert max(seen) == 16
+
+
+def test_a_wasserstein_attack_that_does_not_fit_into_memory_is_halved() -> None:
+    model, x, y = problem()
+
+    def scarce(output: Tensor, y: Tensor) -> Tensor:
+        if len(output) > 50:
+            raise torch.OutOfMemoryError
+        return LOSS(output, y)
+
+    settings = {"attacks": [], "budgets": [0.1], "checks": False}
+    found = evaluate(model, Samples(x, y), loss=scarce, **settings)  # type: ignore[arg-type]
+    assert found == evaluate(model, Samples(x, y), loss=LOSS, batch_size=32, **settings)  # type: ignore[arg-type]
+
+
+def test_a_loss_without_gradients_is_said_to_have_none() -> None:
+    model, x, y = problem()
+    with pytest.raises(Refused, match="no gradient in the inputs"), torch.inference_mode():
+        attack(model, x, y, ATTACKS["fgsm"](0.1), loss=LOSS)

@@ -88,7 +88,7 @@ def test_a_radius_is_needed_by_robust_methods_and_refused_by_others() -> None:
         ({"method": "wrm", "gamma": 1e-4}, r"gamma must start finite and at or above its floor gamma_min = 0\.001"),
         ({"method": "fgsm", "kappa": 3}, "Ball does not price transport"),
         ({"method": "spgd", "radius": 1, "curvature": 5.0}, r"gamma_min > curvature / mu = 2\.5"),
-        ({"method": "spgd", "radius": 1, "max_steps": 0}, "max_steps must be at least 1"),
+        ({"method": "spgd", "radius": 1, "max_steps": 0}, "max_steps must be a whole number, at least 1"),
     ],
 )
 def test_what_the_objective_would_refuse_is_refused_before_there_is_a_run(

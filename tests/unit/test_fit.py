@@ -26,6 +26,11 @@ Y = torch.arange(8) % 2
     ("changed", "kind", "message"),
     [
         ({"radius": None}, ConfigError, "method 'spgd' needs a radius"),
+        ({"seed": -1}, ConfigError, "seed must be a whole number >= 0"),
+        ({"seed": None}, ConfigError, "seed must be a whole number >= 0"),
+        ({"precision": torch.float16}, ConfigError, "precision is torch.float32 or torch.bfloat16, not torch.float16"),
+        ({"max_steps": 2.5}, Refused, "max_steps must be a whole number, at least 1, not 2.5"),
+        ({"bounds": ("a", "b")}, Refused, "bounds must be two numbers"),
         ({"method": "erm"}, ConfigError, "method 'erm' takes no radius"),
         ({"method": "drfl"}, ConfigError, "is for data that many hold: `rhobust federate --method drfl`"),
         ({"method": "spdg"}, ConfigError, r"did you mean 'spgd'\?"),
@@ -42,7 +47,7 @@ Y = torch.arange(8) % 2
         ({"regularizer": "l1:0.1"}, Refused, r"regularizer must be a Regularizer such as rhobust\.L1\(0\.1\), not 'l1"),
         ({"gamma_rule": "adam:0.1"}, Refused, "gamma_rule must be a GammaRule such as"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, Refused, "all parameters of Linear are frozen"),
-        ({"bounds": 1}, Refused, r"bounds must be \(lower, upper\)"),
+        ({"bounds": 1}, Refused, r"bounds must be two numbers \(lower, upper\)"),
         (
             {"cost": "linf"},
             Refused,

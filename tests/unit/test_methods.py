@@ -112,7 +112,7 @@ def test_tuning_nothing_is_the_method_itself() -> None:
 
 
 def test_a_known_knob_with_an_impossible_value_is_refused() -> None:
-    with pytest.raises(Refused, match="steps must be at least 1"):
+    with pytest.raises(Refused, match="steps must be a whole number, at least 1"):
         find_method("wrm").tuned(steps=0)
 
 

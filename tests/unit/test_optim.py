@@ -549,11 +549,11 @@ def test_a_gradient_scaler_skips_the_whole_step_when_gammas_gradient_overflows()
     objective, x, y = small_classifier()
     optimizer = adam_with_adam(objective)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    before = copy.deepcopy(objective.state_dict())
+    before = copy.deepcopy(dict(objective.named_parameters()))
     scaler.scale(objective(x[0], y[0]).value).backward()
     objective.gamma.grad.fill_(math.inf)
     scaler.step(optimizer)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in objective.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in objective.named_parameters())
 
 
 def test_a_closure_is_evaluated_with_gradients_and_its_value_returned() -> None:

@@ -194,3 +194,13 @@ def test_fit_the_command_and_workers_have_it() -> None:
     assert Config.resolve({"method": "spgda", "radius": 2.0, "temper": 0.4}).make_method().temper == 0.4
     assert "temper=0.4" in repr(objective(ErrorAscent(), 0.4))
     assert Setting(method="spgda", knobs={"temper": 0.4}).engine().objective.temper == 0.4
+
+
+def test_a_loss_that_falls_below_zero_later_is_refused_too() -> None:
+    made = RobustObjective(nn.Linear(1, 1), lambda out, y: out[:, 0] - y, radius=0.1, temper=1.0)
+    with torch.no_grad():
+        made.model.weight.fill_(1.0)  # type: ignore[union-attr, operator]
+        made.model.bias.fill_(0.0)  # type: ignore[union-attr, operator]
+    made(torch.full((2, 1), 5.0), torch.zeros(2))
+    with pytest.raises(Refused, match="temper is for losses >= 0"):
+        made(torch.full((2, 1), 5.0), torch.full((2,), 60.0))

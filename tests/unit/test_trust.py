@@ -173,3 +173,28 @@ def test_inputs_that_are_all_alike_are_evaluated() -> None:
     samples = Samples(torch.zeros(6, 4), torch.arange(6) % 3)
     found = evaluate(nn.Linear(4, 3), samples, loss=LOSS, attacks=["pgd"], epsilons=[0.1])
     assert "grows" in found.checked
+
+
+class Stepwise(nn.Module):
+    """The honest model on rounded pixels: no gradient at all."""
+
+    def forward(self, x: Tensor) -> Any:
+        return honest("erm")((8 * x.detach()).round() / 8)
+
+
+def test_a_model_without_gradients_is_named_and_searched() -> None:
+    data = digits()
+    settings = {"loss": LOSS, "bounds": data.bounds, "attacks": ["square"], "epsilons": [0.0, 0.2]}
+    found = evaluate(Stepwise(), data.test, **settings)  # type: ignore[arg-type]
+    assert found.error("square", 0.2) > found.clean
+    assert [flag.check for flag in found.flags] == ["gradients"]
+    assert "no gradient in the inputs" in found.flags[0].message
+
+
+def test_data_that_are_sorted_by_class_hide_nothing() -> None:
+    data = digits()
+    order = data.test.y.sort().indices
+    masked = Misled(lambda x: torch.zeros(len(x), 1, 1, 1))
+    settings = {"loss": LOSS, "bounds": data.bounds, "attacks": ["pgd"], "epsilons": [0.0, 0.2]}
+    found = evaluate(masked, data.test[order], **settings)  # type: ignore[arg-type]
+    assert "grows" in {flag.check for flag in found.flags}

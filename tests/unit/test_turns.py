@@ -144,3 +144,19 @@ def test_metrics_have_every_turn_equally_often(every: int, looks: int) -> None:
     logging.train()
     assert len(logging.history) == 4 * looks
     assert sorted(record.gradients for record in logging.history) == sorted(looks * DEPTHS)
+
+
+def test_a_state_says_whose_turn_it_is() -> None:
+    def made() -> rhobust.RobustObjective:
+        torch.manual_seed(0)
+        return rhobust.RobustObjective(nn.Linear(3, 2), cross_entropy, radius=0.1, maximizer=ErrorAscent(steps=DEPTHS))
+
+    first, second = made(), made()
+    x = X.float()
+    for _ in range(3):
+        first(x, Y)
+    second.load_state_dict(first.state_dict())
+    assert second(x, Y).gradients == 3
+    old = {key: value for key, value in first.state_dict().items() if key != "_extra_state"}
+    second.load_state_dict(old)  # of a version that did not keep it
+    assert second(x, Y).gradients == 1

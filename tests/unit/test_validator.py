@@ -106,7 +106,7 @@ def test_a_gamma_that_starts_below_its_floor_is_refused(gamma: float) -> None:
 
 @pytest.mark.parametrize("bounds", [(1.0, -1.0), (0.0, 0.0), (math.nan, 1.0), (0.0,), (0.0, 1.0, 2.0)], ids=str)
 def test_bounds_that_hold_no_box_are_refused(bounds: Any) -> None:
-    with pytest.raises(Refused, match=r"bounds must be \(lower, upper\) with lower < upper"):
+    with pytest.raises(Refused, match=r"bounds must be two numbers \(lower, upper\) with lower < upper"):
         build(bounds=bounds)
 
 
@@ -163,9 +163,9 @@ def test_an_oracle_with_room_for_a_proof_proves(cost: Any, gamma_min: float) -> 
     [
         (lambda: Oracle(accuracy=-1.0), "accuracy must be >= 0"),
         (lambda: Oracle(accuracy=math.nan), "accuracy must be >= 0"),
-        (lambda: Oracle(max_steps=0), "max_steps must be at least 1"),
+        (lambda: Oracle(max_steps=0), "max_steps must be a whole number, at least 1"),
         (lambda: Oracle(curvature=-1.0), "curvature.* must be >= 0"),
-        (lambda: PenalizedAscent(steps=0), "steps must be at least 1"),
+        (lambda: PenalizedAscent(steps=0), "steps must be a whole number, at least 1"),
         (lambda: Oracle(accuracy="0.1"), "accuracy must be >= 0, not '0.1'"),  # type: ignore[arg-type]
         (lambda: PenalizedAscent(eta=0.0), "eta must be finite and > 0"),
         (lambda: PenalizedAscent(eta=math.nan), "eta must be finite and > 0"),
@@ -174,7 +174,7 @@ def test_an_oracle_with_room_for_a_proof_proves(cost: Any, gamma_min: float) -> 
         (lambda: Ball(epsilon=math.inf), "epsilon must be finite and >= 0"),
         (lambda: Ball(epsilon="0.1"), "epsilon must be finite and >= 0, not '0.1'"),  # type: ignore[arg-type]
         (lambda: Ball(epsilon=0.1, norm=1), "norm 2 or infinity"),
-        (lambda: Ball(epsilon=0.1, steps=0), "steps must be at least 1"),
+        (lambda: Ball(epsilon=0.1, steps=0), "steps must be a whole number, at least 1"),
         (lambda: Ball(epsilon=0.1, step_size=-1.0), "step_size must be finite and > 0"),
         (lambda: rhobust.ascent.MarginAscent(cap=0.0), "cap must be > 0"),
         (lambda: rhobust.ascent.ErrorAscent(cap=None), "cap must be > 0, not None"),  # type: ignore[arg-type]
@@ -399,3 +399,55 @@ def test_a_federation_is_told_too(tmp_path: Path) -> None:
     }
     train_run(tmp_path / "run", Config.resolve(settings), Ear())
     assert [message for message in heard if message.startswith("radius 0.12 cannot be spent")]
+
+
+def test_one_gradient_of_an_oracle_is_told_to_move_nothing() -> None:
+    objective = rhobust.RobustObjective(nn.Linear(2, 2), cross_entropy, radius=0.1, maximizer=Oracle(max_steps=1))
+    assert objective.unspendable is not None
+    assert "with max_steps 1 the one gradient measures the start and moves nothing" in objective.unspendable
+    x = torch.linspace(-1, 1, 8).reshape(4, 2)
+    assert objective(x, torch.tensor([0, 1, 0, 1])).rho_eff == 0
+
+
+def test_a_slope_that_is_no_number_has_no_accuracy() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    objective = rhobust.RobustObjective(model, lambda out, _: out.square().sum(1).sqrt(), radius=0.1)
+    found = objective.maximum(torch.zeros(2, 2), torch.zeros(2))
+    assert found.accuracy is not None
+    assert found.accuracy.gap.tolist() == [math.inf, math.inf]
+
+
+def test_under_autocast_nothing_is_proved() -> None:
+    model = nn.Linear(4, 3)
+    oracle = Oracle(curvature=1.0)
+    objective = rhobust.RobustObjective(model, cross_entropy, radius=0.1, maximizer=oracle, gamma=2.0, gamma_min=1.5)
+    x, y = torch.zeros(5, 4), torch.zeros(5, dtype=torch.long)
+    exact = objective.maximum(x, y).accuracy
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = objective.maximum(x, y).accuracy
+    assert exact is not None
+    assert rounded is not None
+    assert (exact.kind, rounded.kind) == ("proved", "estimated")
+
+
+def test_numbers_in_a_later_batch_are_no_classes_either() -> None:
+    settings: dict[str, Any] = {"radius": 0.1, "maximizer": ErrorAscent()}
+    objective = rhobust.RobustObjective(nn.Linear(2, 1), lambda out, y: (out[:, 0] - y).square(), **settings)
+    x = torch.ones(2, 2)
+    objective(x, torch.ones(2))
+    with pytest.raises(Refused, match="y does not hold classes"):
+        objective(x, torch.tensor([7.3, 1.0]))
+
+
+def test_answers_that_are_no_tensors_are_named() -> None:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(Refused, match="the model returned a tuple"):
+        rhobust.RobustObjective(Pair(2, 2), cross_entropy, radius=0.1)(x, y)
+    with pytest.raises(Refused, match="the loss returned a float"):
+        rhobust.RobustObjective(nn.Linear(2, 2), lambda out, y: 1.0, radius=0.1)(x, y)  # type: ignore[arg-type, return-value]
+    with pytest.raises(DataError, match="a dimension for the samples"):
+        rhobust.RobustObjective(nn.Linear(2, 2), cross_entropy, radius=0.1)(torch.tensor(1.0), torch.tensor(1))
