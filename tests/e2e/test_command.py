@@ -199,7 +199,7 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "{run}", "--seed", str(2**64)], "below 2^63"),
         (["evaluate", "{run}", "--attacks", ""], "nothing to evaluate"),
         (["evaluate", "{run}", "--budgets", "0"], "a budget must be finite and > 0, not 0"),
-        (["evaluate", "{run}", "--seed=-1"], "seed must be >= 0"),
+        (["evaluate", "{run}", "--seed=-1"], "seed must be a whole number >= 0"),
         (["evaluate", "{run}", "--shifts", "rotatoin"], "unknown shift 'rotatoin' (did you mean 'rotation'?)"),
         (["evaluate", "{run}", "--baseline", "{new}"], "say which, for example --shifts all"),
         (["audit", "{run}", "--epsilon", "0"], "epsilon must be finite and > 0, not 0"),

@@ -131,7 +131,7 @@ def test_a_ball_is_printed_and_written_as_the_library_finds_it(tmp_path: Path) -
         ("--from digits --to digits --method sinkhorn", ConfigError, ["unknown method 'sinkhorn'"]),
         ("--from digits --to digits --cost l3", ConfigError, ["unknown cost 'l3'"]),
         ("--from digits --to digits --cost lp:3", Refused, ["1 < p <= 2"]),
-        ("--from digits --to digits --seed -1", ConfigError, ["seed must be >= 0"]),
+        ("--from digits --to digits --seed -1", ConfigError, ["seed must be a whole number >= 0"]),
         (f"--from digits --to digits --seed {10**20}", ConfigError, ["below 2^63"]),
         ("--from digits --to flat.npz", DataError, ["(1437, 1, 8, 8) and (4, 64)"]),
         ("--from digits --to unnamed.npz", DataError, ["has no array x of samples"]),

@@ -28,7 +28,7 @@ def test_two_halves_are_the_whole(maximizer: Maximizer) -> None:
             for part in parts:
                 (objective(x[part], y[part]).value / len(parts)).backward()
             optimizer.step()
-        states.append(objective.state_dict())
+        states.append(dict(objective.named_parameters()))
     whole, halves = states
     assert whole["gamma"] != 1.0
     for name in whole:
