@@ -168,8 +168,8 @@ class Config:
         counts = [key for key, kind in _KINDS.items() if kind is int and key != "seed"]
         for key in (*counts, "learning_rate", "gamma_min"):
             value = getattr(self, key)
-            if value is not None and not value > 0:
-                found.append(f"{key} must be > 0, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                found.append(f"{key} must be > 0{', and finite' if value == math.inf else ''}, not {value}")
         if self.threads is not None and self.threads > _MOST_THREADS:
             found.append(f"threads must be at most {_MOST_THREADS}, not {self.threads}")
         if here and self.device == "cuda" and not torch.cuda.is_available():
@@ -178,6 +178,8 @@ class Config:
             found.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
+        if here and chosen and not chosen.maximizer.penalized and self.gamma_min != Config.gamma_min:
+            found.append(f"method '{self.method}' has no gamma: drop gamma_min")
         if self.average is not None and not 0 <= self.average < 1:
             found.append(
                 f"average, the decay of the averaged weights, must be at least 0 and below 1, not {self.average}"
@@ -196,6 +198,8 @@ class Config:
             found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
         if self.federation:
             found += self.federation.problems()
+            if here and self.federation.rate_idles:
+                found.append("local_rate is for workers who take several steps: set local_steps above 1, or drop it")
             own = [
                 key for key in ("optimizer", "learning_rate", "momentum") if getattr(self, key) != getattr(Config, key)
             ]

@@ -71,6 +71,12 @@ class Federation:
         """How many workers are asked in a round."""
         return max(1, math.ceil(self.participation * self.workers - 1e-9))
 
+    @property
+    def rate_idles(self) -> bool:
+        """Whether `local_rate` was set and no worker takes a step of its own."""
+        given = 0 < self.local_rate < math.inf and self.local_rate != Federation.local_rate
+        return given and self.local_steps == 1 and self.server == "step"
+
     def method_name(self, central: str) -> str:
         """What the federation of a central method is called."""
         if self.server == "average":

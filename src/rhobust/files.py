@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +46,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, partial)
         os.replace(partial, path)  # noqa: PTH105 (one system call, the atomic one)
     finally:
         partial.unlink(missing_ok=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from rhobust.errors import Refused, is_number
 
 Rate = float | Tensor
 """A learning rate; a tensor (), on the host or on gamma's device, where a schedule keeps one or a step is recorded."""
@@ -17,6 +20,10 @@ class GammaRule(ABC):
     """How gamma answers to its gradient rho - E c. `lr` may be scheduled like any learning rate."""
 
     lr: float
+
+    def __post_init__(self) -> None:
+        if not is_number(self.lr) or not 0 < self.lr < math.inf:
+            raise Refused(f"the rate of a rule for gamma must be finite and > 0, not {self.lr!r}")
 
     fusible: ClassVar[bool] = False
     """Whether `update` is to be compiled where kernels are fused: only for a formula that keeps nothing in `state`."""
@@ -31,6 +38,9 @@ class FixedGamma(GammaRule):
     """gamma never moves: WRM."""
 
     lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        """It has no rate."""
 
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         return gamma

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rhobust.engines.federated import FederatedRecord, Server, Stream, Task, Upload
+from rhobust.engines.federated import FederatedRecord, QuorumLost, Server, Stream, Task, Upload
+from rhobust.errors import Diverged
 from rhobust.interrupts import deferred_signals
 from rhobust.objective import RobustObjective
 from rhobust.observer import Observer
@@ -60,13 +61,31 @@ class Rounds:
     checkpoint_every: int = 50
     history: list[FederatedRecord] = field(default_factory=list)
 
-    def asked(self, round_: int) -> list[str]:
-        """The names of those who take part in a round."""
-        if self.asked_each >= len(self.workers.names):
-            return self.workers.names
+    def asked(self, round_: int) -> Iterator[list[str]]:
+        """Who takes part in a round; and who in their place, should they not suffice, until everybody was asked."""
+        left = self.workers.names
         draws = Stream.PARTICIPANTS.draws(self.seed, round_)
-        chosen = sorted(draws.choice(len(self.workers.names), self.asked_each, replace=False))
-        return [self.workers.names[number] for number in chosen]
+        while len(left) > self.asked_each:
+            chosen = {int(number) for number in draws.choice(len(left), self.asked_each, replace=False)}
+            yield [name for number, name in enumerate(left) if number in chosen]
+            left = [name for number, name in enumerate(left) if number not in chosen]
+        yield left
+
+    def _round(self, observer: Observer) -> FederatedRecord:
+        """One round, with those whose turn it is; the absent and the broken cost it no more than asking others."""
+        draws = self.asked(self.server.round)
+        asked = next(draws)
+        while True:
+            try:
+                return self.workers.round(self.server, asked)
+            except (QuorumLost, Diverged) as problem:  # raised before anything has changed
+                others = next(draws, None)
+                if others is None:
+                    if self.run and self.server.round:
+                        self.run.save_checkpoint(self.server.round, self.state())
+                    raise
+                observer.warned(f"{problem}; asking {', '.join(others)} instead")
+                asked = others
 
     @property
     def objective(self) -> RobustObjective:
@@ -91,7 +110,7 @@ class Rounds:
         named: set[str] = set()
         with deferred_signals(enabled=self.run is not None) as signals:
             while self.server.round < self.rounds:
-                record = self.workers.round(self.server, self.asked(self.server.round))
+                record = self._round(observer)
                 done = self.server.round
                 if self.judge and self.judge_every and (done % self.judge_every == 0 or done == self.rounds):
                     record = replace(record, errors=self.judge())

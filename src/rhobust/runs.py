@@ -33,6 +33,11 @@ from rhobust.toml import read_toml
 # One that is being replaced, one that may turn out damaged, one to fall back on.
 _KEPT_CHECKPOINTS = 3
 
+# What nobody else writes into a run.
+_OWN = {
+    *("config.toml", "environment.json", "data.json", "metrics.jsonl", "model.safetensors"),
+    *("evaluation.json", "shifts.json", "certificates.json", "audit.json"),
+}
 
 # What a checkpoint holds besides its digest.
 _CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
@@ -119,6 +124,10 @@ class Run:
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
 
+    def owns(self, name: str) -> bool:
+        """Whether a file of this name in the directory would be the run's own, if this is a run."""
+        return self.config_path.exists() and name in _OWN
+
     def locked(self) -> AbstractContextManager[None]:
         """Alone in this directory."""
         return alone_in(self.path)
@@ -188,6 +197,7 @@ class Run:
                     raise RunError(f"{path} is not a checkpoint")
             except RunError as problem:
                 warn(f"{problem}; looking for one before it")
+                path.rename(path.with_suffix(".damaged"))  # it must not outlive sound ones of fewer steps
                 continue
             if saved["config"] != self.config_path.read_text(encoding="utf-8", errors="replace"):
                 raise RunError(
@@ -254,6 +264,8 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
 
 def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
     """What keeps E c from meeting rho, where something does."""
+    if spent == 0:
+        return ": nothing moves, for the loss has no slope. Look at the scale of the data, or lower the learning rate"
     if spent < 0.95 * radius and (why := config.make_method().maximizer.short_of(radius)):
         return f" and no more: {why}, or take a smaller rho"
     if spent < 0.95 * radius and gamma <= 1.01 * config.gamma_min:

@@ -186,6 +186,18 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--out", "{run}/model.safetensors", "radius=1"], "is a file, and a run is a folder"),
         (["train", "--resume", "{run}", "radius=1"], "with the settings it was started with"),
         (["train", "--resume", "{new}"], "there is no "),
+        (["report", "{run}", "--format", "json", "--out", "{run}/config.toml"], "is a file of a run; choose another"),
+        (["radius", "--epsilon", "1", "--data", "digits", "--json", "{run}/model.safetensors"], "is a file of a run"),
+        (["evaluate", "{run}", "--json", "{run}/certificates.json"], "is a file of a run; choose another name"),
+        (
+            ["train", "--out", "{new}", "radius=1", "gamma_rule=multiplicative:-0.05"],
+            "must be finite and > 0, not -0.05",
+        ),
+        (
+            ["train", "--out", "{new}", "radius=1", "learning_rate=inf"],
+            "learning_rate must be > 0, and finite, not inf",
+        ),
+        (["train", "--out", "{new}", "method=erm", "gamma_min=5"], "method 'erm' has no gamma: drop gamma_min"),
         (["train", "--memory", "1", "--out", "{new}"], "--memory is not an option but a setting: write memory=VALUE"),
         (["train", "--resume", "{run}", "--qiet"], "unknown option '--qiet' (did you mean '--quiet'?)"),
         (["federate", "--trim=1", "--out", "{new}"], "unknown option '--trim'"),
@@ -317,7 +329,7 @@ def test_answers_at_the_same_moment_are_all_kept(unmeasured: Path) -> None:
 
 def test_numbers_are_not_written_over_a_file_of_a_run(unmeasured: Path) -> None:
     settings = (unmeasured / "config.toml").read_bytes()
-    with pytest.raises(ConfigError, match="is a file of a run already"):
+    with pytest.raises(ConfigError, match="is a file of a run; choose another name"):
         evaluated(unmeasured, "0.1", "--json", str(unmeasured / "config.toml"))
     assert (unmeasured / "config.toml").read_bytes() == settings
     evaluated(unmeasured, "0.1", "--json", str(unmeasured / "mine.json"))

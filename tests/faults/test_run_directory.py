@@ -13,6 +13,7 @@ import pytest
 import rhobust
 from rhobust.config import Config
 from rhobust.errors import RunError
+from rhobust.files import write_atomically
 from rhobust.observer import Observer
 from rhobust.runner import train_run
 from rhobust.runs import Run, rho_eff
@@ -188,3 +189,25 @@ def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
 def test_steps_that_are_not_all_logged_are_not_counted_as_if(tmp_path: Path) -> None:
     settings = {"method": "erm", "model": "linear", "epochs": 1, "log_every": 5}
     assert train_run(tmp_path / "run", Config.resolve(settings)).summary().startswith("steps logged up to 11, ")
+
+
+def test_damaged_checkpoints_do_not_outlive_sound_ones_of_fewer_steps(stopped: Path) -> None:
+    run = Run(stopped)
+    for path in (stopped / "checkpoints").iterdir():
+        path.unlink()
+    for step in (3000, 3100, 3200):
+        run._checkpoint_path(step).write_bytes(b"damage")
+    said: list[str] = []
+    assert run.restore(said.append) == (0, None)
+    assert len([words for words in said if "looking for one before it" in words]) == 3
+    run.save_checkpoint(20, {})
+    assert run.restore(said.append)[0] == 20
+    assert len(list((stopped / "checkpoints").glob("*.damaged"))) == 3  # nothing is lost
+
+
+def test_a_file_that_is_written_again_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "secret.md"
+    write_atomically(path, b"a")
+    path.chmod(0o600)
+    write_atomically(path, b"b")
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from rhobust.engines.worker import LocalWork
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.models import build_model
+from rhobust.observer import Observer
 from rhobust.partitions import partition
 from rhobust.rounds import Rounds
+from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.trainer import compose
 from tests.federations import Setting, theta_gamma, watched
@@ -41,11 +44,11 @@ def rounds_of(workers: int, asked_each: int, seed: int) -> Rounds:
 def test_who_is_asked_depends_on_seed_and_round_alone(seed: int, number: int, asked: int) -> None:
     here, there = rounds_of(11, asked, seed), rounds_of(11, asked, seed)
     for other in (0, 1, number + 1):  # whatever was asked before, and whatever else was drawn
-        here.asked(other)
+        next(here.asked(other))
     torch.manual_seed(number)
     np.random.default_rng(number).random(3)
-    found = here.asked(number)
-    assert found == there.asked(number) == sorted(set(found))
+    found = next(here.asked(number))
+    assert found == next(there.asked(number)) == sorted(set(found))
     assert len(found) == asked
     assert set(found) <= set(here.workers.names)
 
@@ -53,7 +56,7 @@ def test_who_is_asked_depends_on_seed_and_round_alone(seed: int, number: int, as
 def test_every_worker_is_asked_about_equally_often() -> None:
     """5 of 20 in 2,000 rounds: each is a binomial count; five deviations is one failure in 10^5 seeds."""
     rounds = rounds_of(20, 5, seed=0)
-    asked = [rounds.asked(number) for number in range(2000)]
+    asked = [next(rounds.asked(number)) for number in range(2000)]
     share, deviation = 2000 / 4, math.sqrt(2000 * 0.25 * 0.75)
     counts = [sum(name in names for names in asked) for name in rounds.workers.names]
     assert sum(counts) == 5 * 2000
@@ -62,7 +65,7 @@ def test_every_worker_is_asked_about_equally_often() -> None:
     common = [len(set(a) & set(b)) for a, b in pairwise(asked)]
     assert sum(common) / len(common) == pytest.approx(1.25, abs=0.1)
     assert len({tuple(names) for names in asked}) > 1500
-    assert [rounds_of(20, 5, seed=1).asked(number) for number in range(5)] != asked[:5]
+    assert [next(rounds_of(20, 5, seed=1).asked(number)) for number in range(5)] != asked[:5]
 
 
 @few
@@ -238,3 +241,55 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
         dealt.unique(dim=0, return_counts=True), whole.unique(dim=0, return_counts=True), strict=True
     ):
         assert torch.equal(found, expected)  # every sample is somebody's, once
+
+
+@few
+@given(seed=seeds, number=places, asked=st.integers(1, 11))
+def test_whoever_does_not_suffice_is_stood_in_for_by_all_the_others_in_turn(seed: int, number: int, asked: int) -> None:
+    rounds = rounds_of(11, asked, seed)
+    drawn = list(rounds.asked(number))
+    assert sorted(name for names in drawn for name in names) == sorted(rounds.workers.names)
+    assert {len(names) for names in drawn[:-1]} <= {asked}
+    assert drawn == list(rounds.asked(number))
+
+
+class Told(Observer):
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.words.append(message)
+
+
+@pytest.mark.parametrize("broken", ["is not connected", math.nan])
+def test_one_who_is_absent_or_broken_and_asked_alone_does_not_end_a_training(broken: str | float) -> None:
+    setting = Setting()
+    workers = setting.simulation(fuse=False)
+    ask = workers.ask
+
+    def without(task: Any, asked: Any) -> Any:
+        answers = dict(ask(task, asked))
+        if "worker-2" in answers:
+            upload = answers["worker-2"]
+            answers["worker-2"] = broken if isinstance(broken, str) else replace(upload, loss=broken)
+        return answers
+
+    workers.ask = without  # type: ignore[method-assign]
+    told = Told()
+    rounds = Rounds(setting.server(), workers, 20, asked_each=1)
+    rounds.train(told)
+    assert rounds.server.round == 20
+    assert any("instead" in words for words in told.words)
+
+
+def test_a_training_that_nobody_can_go_on_with_keeps_what_it_has(tmp_path: Path) -> None:
+    setting = Setting()
+    workers = setting.simulation(fuse=False)
+    ask = workers.ask
+    workers.ask = lambda task, asked: ask(task, asked) if task.round < 3 else {}  # type: ignore[method-assign]
+    run = Run(tmp_path)
+    run.config_path.write_text("")
+    rounds = Rounds(setting.server(), workers, 20, asked_each=2, run=run)
+    with pytest.raises(QuorumLost, match="round 3: 0 of 2 workers answered usefully"):
+        rounds.train()
+    assert run.restore(lambda message: None)[0] == 3

@@ -74,6 +74,7 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ({"local_steps": 0}, "local_steps must be > 0, not 0"),
         ({"local_rate": 0}, "local_rate must be > 0, not 0.0"),
         ({"local_rate": float("inf")}, "local_rate must be > 0, not inf"),
+        ({"local_rate": 0.5}, "local_rate is for workers who take several steps: set local_steps above 1, or drop it"),
         ({"quorum": 0}, "quorum must be > 0, not 0"),
         ({"quorum": 6, "participation": 0.5}, "quorum is 6, but only 5 workers are asked in a round"),
         ({"evaluate_every": 0}, "evaluate_every must be > 0, not 0"),
@@ -112,7 +113,14 @@ def test_a_wrong_setting_is_one_problem_that_says_so(wrong: dict[str, Any], prob
 
 
 def test_what_lies_just_inside_is_taken() -> None:
-    right = {"quorum": 5, "participation": 0.5, "aggregator": "multi-krum:1", "liars": 9, "local_rate": 1e-9}
+    right = {
+        "quorum": 5,
+        "participation": 0.5,
+        "aggregator": "multi-krum:1",
+        "liars": 9,
+        "local_rate": 1e-9,
+        "local_steps": 2,
+    }
     assert Config.resolve({"method": "drfl", "radius": 1}, right).federation is not None
 
 

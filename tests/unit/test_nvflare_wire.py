@@ -406,3 +406,26 @@ def test_a_directory_that_holds_something_is_left_alone(kits: Kits) -> None:
     with pytest.raises(ConfigError, match="at least one worker") as problem:
         make_kits(kits.path / "new", 0, "a b", 70_000)
     assert len(problem.value.problems) == 3
+
+
+def test_an_interrupted_provision_leaves_nothing_and_its_keys_were_never_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+
+    def interrupted(work: Path) -> None:
+        modes.append(work.stat().st_mode & 0o077)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rhobust.engines.nvflare.kits._forget_keys", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_kits(tmp_path / "fed", 1, "localhost", 8002)
+    assert modes == [0]
+    assert not (tmp_path / "fed").exists()
+
+
+@pytest.mark.parametrize("host", ["foo_bar", "ü", "..", "-x", "a b", "site-1", "admin", ""])
+def test_a_server_needs_a_name_that_a_network_has(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not the name of a machine|is the name of another party"):
+        make_kits(tmp_path / "fed", 2, host, 8002)
+    assert not (tmp_path / "fed").exists()

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS
-from rhobust.commands.shared import OUT, Quiet, check_json, check_seed, measuring, show, show_flags, show_kept
+from rhobust.commands.shared import OUT, Quiet, check_output, check_seed, measuring, show, show_flags, show_kept
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
 from rhobust.progress import say
@@ -27,7 +27,7 @@ def audit(
 ) -> None:
     """Let an independent referee attack a trained run, and compare its error with ours. Needs the extra `audit`."""
     check_seed(seed)
-    check_json(json)
+    check_output("--json", json)
     with measuring("auditing") as tell:
         subject = Subject.of(Run.find(run))
         made = measure_audit(

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import OUT, Quiet, check_json, measuring, numbers, show, show_kept, words
+from rhobust.commands.shared import OUT, Quiet, check_output, measuring, numbers, show, show_kept, words
 from rhobust.files import write_json
 from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
 from rhobust.progress import say
@@ -32,7 +32,7 @@ def certify(
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
     figures.check_path(figure)
-    check_json(json)
+    check_output("--json", json)
     grid = None if radii is None else numbers("--radii", radii)
     subject = Subject.of(Run.find(run))
     with measuring("certifying") as tell:

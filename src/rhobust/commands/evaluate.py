@@ -16,7 +16,7 @@ from rhobust.attacks import ATTACKS
 from rhobust.commands.shared import (
     OUT,
     Quiet,
-    check_json,
+    check_output,
     check_seed,
     measuring,
     names,
@@ -55,7 +55,7 @@ def evaluate(
 ) -> None:
     """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
-    check_json(json)
+    check_output("--json", json)
     figures.check_path(figure)
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])

@@ -55,7 +55,8 @@ def start(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
     _need_engine()
     from rhobust.engines.nvflare import processes
 
-    processes.start(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
+    with interruptible():
+        processes.start(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
 
 
 @federation.command()
@@ -130,13 +131,19 @@ def demo(
 ) -> None:
     """All of it on this machine: make a federation, start it, train on the digits, stop it."""
     _need_engine()
-    from rhobust.engines.nvflare.kits import Kits
+    with interruptible():
+        _demonstrate(out / "fed", out / "run", workers, quiet)
 
-    fed, path = out / "fed", out / "run"
+
+def _demonstrate(fed: Path, path: Path, workers: int | None, quiet: bool) -> None:
+    from rhobust.engines.nvflare.kits import Kits, make_kits
+
     if not (fed / "federation.json").exists():
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        init(fed, _DEMO_SITES if workers is None else workers, "localhost", port, quiet)
+        kits = make_kits(fed, _DEMO_SITES if workers is None else workers, "localhost", port)
+        if not quiet:
+            say(OUT, f"{fed}: kits for the server, {', '.join(kits.sites)} and admin")
     sites = len(Kits.find(fed).sites)
     if workers not in (None, sites):
         raise ConfigError([f"{fed} is a federation of {sites} sites, not of {workers}: choose another --out"])

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from rhobust.commands.shared import ERR, OUT, Quiet, check_seed, show
+from rhobust.commands.shared import ERR, OUT, Quiet, check_output, check_seed, show
 from rhobust.config import Config
 from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
 from rhobust.environment import environment
@@ -44,6 +44,7 @@ def radius(
 ) -> None:
     """Which radius? The one of the drift from one sample to another, or the one that covers a ball."""
     _check(from_, to, epsilon, norm, data, method)
+    check_output("--json", json)
     check_seed(seed)
     priced = Config(cost=cost).make_cost()
     load: Load = cache(lambda name: load_data(name, data_dir))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import OUT, Quiet, measuring
+from rhobust.commands.shared import OUT, Quiet, check_output, measuring
 from rhobust.errors import ConfigError, unknown
 from rhobust.files import write_atomically
 from rhobust.progress import say
@@ -39,6 +39,7 @@ def report(
     if form not in FORMATS:
         raise ConfigError([unknown("format of a report", form, FORMATS)])
     path = out or Path(f"report.{form}")
+    check_output("--out", path)
     with measuring("reporting") as tell:
         found = gather(runs, samples, tell)
         tell("drawing")

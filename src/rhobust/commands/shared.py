@@ -25,10 +25,10 @@ ERR = Console(stderr=True)
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 
-def check_json(path: Path | None) -> None:
-    """Refuse to write over a file of a run."""
-    if path is not None and path.exists() and Run(path.parent).config_path.exists():
-        raise ConfigError([f"--json {path} is a file of a run already; the numbers are kept there anyway"])
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse to write over a file of a run, or where one will be."""
+    if path is not None and Run(path.resolve().parent).owns(path.name):
+        raise ConfigError([f"{option} {path} is a file of a run; choose another name"])
 
 
 def numbers(option: str, text: str) -> list[float]:

@@ -23,7 +23,7 @@ from rhobust.measurements import (
     measure_shifts,
     usual_radii,
 )
-from rhobust.report.rows import Entry, Row, rows_of
+from rhobust.report.rows import Entry, Row, rows_of, telling
 from rhobust.runs import Run
 
 # Strongest first: the attack whose errors lead the report is the first of these that was measured.
@@ -209,7 +209,7 @@ def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None)
     known: dict[str, Run] = {}
     twice = []
     for run, config, _ in found:
-        if (other := known.setdefault(config.to_toml(), run)) is not run:
+        if (other := known.setdefault(repr(telling(config)), run)) is not run:
             twice.append(f"{run.path} and {other.path} are the same run: equal settings, equal seed")
     if twice:
         raise ConfigError(twice)

@@ -40,7 +40,11 @@ def training(entry: Entry) -> str:
     # Sums depend on the device and the threads, and their defaults on the machine.
     usual |= {"radius": None, "device": None, "threads": None}
     own = {key: value for key, value in entry.settings.items() if key in _ALWAYS or value != usual[key]}
-    return shlex.join(["rhobust", "train", "--out", str(entry.run.path), *(_word(key, own[key]) for key in own)])
+    command = ["train"]
+    if own.get("partition") == "sites":  # who takes part is the federation's business
+        command = ["federation", "submit", "FED"]
+        own = {key: value for key, value in own.items() if key not in ("partition", "workers")}
+    return shlex.join(["rhobust", *command, "--out", str(entry.run.path), *(_word(key, own[key]) for key in own)])
 
 
 def reporting(report: Report, out: Path, form: str) -> str:

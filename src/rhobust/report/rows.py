@@ -13,6 +13,16 @@ from rhobust.measurements import Kind, Measurement
 from rhobust.runs import Run, rho_eff
 
 
+def telling(config: Config) -> dict[str, Any]:
+    """The settings of a run that have a value, and a say in what comes of it."""
+    silent: set[str] = set()
+    if federation := config.federation:
+        silent = {"evaluate_every"}
+        silent |= set() if federation.liars else {"lie"}
+        silent |= set() if federation.local_steps > 1 or federation.server == "average" else {"local_rate"}
+    return {key: value for key, value in config.settings().items() if value is not None and key not in silent}
+
+
 @dataclass(frozen=True)
 class Entry:
     """One run with everything that was measured of it."""
@@ -35,12 +45,7 @@ class Entry:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting that has a value and a say, the method's knobs too."""
-        silent: set[str] = set()
-        if federation := self.config.federation:
-            silent = {"evaluate_every"}
-            silent |= set() if federation.liars else {"lie"}
-            silent |= set() if federation.local_steps > 1 else {"local_rate"}
-        return {key: value for key, value in self.config.settings().items() if value is not None and key not in silent}
+        return telling(self.config)
 
     def result(self, kind: Kind) -> dict[str, Any] | None:
         """The numbers of one kind."""

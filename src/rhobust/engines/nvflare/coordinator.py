@@ -14,7 +14,6 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from rhobust.config import Config
 from rhobust.data import load_data
-from rhobust.engines.federated import QuorumLost
 from rhobust.engines.nvflare.sites import Sites, printable
 from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
@@ -84,7 +83,7 @@ class Coordinator:
             self._sweep = Sweep()
             try:
                 carry_on(run, rounds, data, _Log())
-            except (_Stop, RunAborted, QuorumLost):  # raised before a round changed anything
+            except (_Stop, RunAborted):  # raised before a round changed anything
                 run.save_checkpoint(server.round, rounds.state())
                 raise
 

@@ -36,6 +36,7 @@ _SILENCE = 60.0  # seconds without an answer from the server after which it is g
 _FRESH = 10.0  # seconds since a site was heard of; it calls every five
 _POLL = 1.0  # seconds between two questions of a site for a task: it gets two, and asks to the end
 _COMING_UP = 30.0  # seconds for a site's process to start, besides those for an answer
+_REJOINING = 20.0  # seconds for sites to find a server again that was started anew
 _PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
 
 
@@ -139,7 +140,9 @@ class Submission:
             )
 
     def _take_part(self, session: Session, run: Run, known: Config) -> None:
-        there, needed = sorted(present(session)), federation_of(known).quorum
+        needed, until = federation_of(known).quorum, time.monotonic() + _REJOINING
+        while len(there := sorted(present(session))) < needed and time.monotonic() < until:
+            time.sleep(0.5)
         if len(there) < needed:
             absent = ", ".join(site for site in self.kits.sites if site not in there)
             raise FederationError(f"{needed} sites are needed and {len(there)} are there; missing: {absent}")
@@ -168,7 +171,7 @@ class Submission:
             raise FederationError("the training was stopped by somebody else, through the engine")
         if outcome != FINISHED:
             raise FederationError(
-                outcome or f"the training was lost; {self.kits.path / 'server' / 'log.txt'} says more"
+                outcome or f"the training was lost; {self.kits.path / 'server' / str(job) / 'log.txt'} says more"
             )
 
     def _watched(self, session: Session, run: Run, job: str, report: Path) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 import socket
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from typing import Any
 from rhobust.errors import ConfigError, RhobustError, RunError
 from rhobust.files import write_atomically, write_json
 
+# A name as the network has them, or an address.
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 ADMIN = "admin@rhobust.local"
 SERVER = "server"
 _ORGANIZATION, _PROJECT = "rhobust", "rhobust"
@@ -97,31 +100,41 @@ def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
         problems.append(f"a federation needs at least one worker, not {workers}")
     if not 0 < port < 2**16:
         problems.append(f"port must be between 1 and 65535, not {port}")
-    if not host or any(letter.isspace() or letter in "/:" for letter in host):
-        problems.append(f"'{host}' is not the name of a machine")
+    digits = len(str(workers))
+    sites = tuple(f"site-{number:0{digits}d}" for number in range(1, workers + 1))
+    if not _HOST.fullmatch(host):
+        problems.append(f"'{host}' is not the name of a machine, or its address")
+    if host in (*sites, "admin", "authority"):
+        problems.append(f"'{host}' is the name of another party here; the server needs one of its own")
     if problems:
         raise ConfigError(problems)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
-    digits = len(str(workers))
-    sites = tuple(f"site-{number:0{digits}d}" for number in range(1, workers + 1))
+    try:
+        return _made(path, sites, host, port)
+    except BaseException:  # of an interrupt, too, nothing is left, least of all keys
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _made(path: Path, sites: Sequence[str], host: str, port: int) -> Kits:
     work = path / "authority"
+    work.mkdir(mode=0o700, parents=True)  # before there are keys in it
     kits = _provisioned(work, host, port, sites)
     for name, folder in ((SERVER, host), *((site, site) for site in sites), ("admin", ADMIN)):
         shutil.move(kits / folder, path / name)
     shutil.rmtree(kits)
     _forget_keys(work)
-    work.chmod(0o700)
     for key in work.rglob("*"):  # also once it is copied to where it is kept
         key.chmod(0o700 if key.is_dir() else 0o600)
     for number, site in enumerate(sites, start=1):
         _tighten(path / site)
         _restrict(path / site)
-        share = f'share = "{number}/{workers}"'
+        share = f'share = "{number}/{len(sites)}"'
         write_atomically(path / site / "site.toml", _SITE_TOML.format(share=share).encode())
     _tighten(path / SERVER)
     place_stores(path / SERVER)
-    found = Kits(path.resolve(), host, port, sites)
+    found = Kits(path.resolve(), host, port, tuple(sites))
     write_json(path / "federation.json", {key: value for key, value in asdict(found).items() if key != "path"})
     return found
 
