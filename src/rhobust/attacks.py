@@ -17,7 +17,7 @@ An attack is over for a sample as soon as the model errs on it; only the others 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -89,6 +89,11 @@ def find_attack(name: str) -> Callable[[float], Attack]:
         known = f"{unknown('attack in a ball', name, ATTACKS)}; the Wasserstein attack is asked for by its budgets"
         raise ConfigError([known])
     return ATTACKS[name]
+
+
+def only_weak(names: Iterable[str]) -> bool:
+    """Whether none of these attacks takes many steps of a size that fits."""
+    return not any("pgd" in name and name != "pgd-paper" for name in names)
 
 
 @dataclass(frozen=True)

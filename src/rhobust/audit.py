@@ -28,6 +28,8 @@ from rhobust.undisturbed import undisturbed
 
 OURS = ("pgd", "pgd-margin", "square")
 RESTARTS = 5
+SQUARE = "square"
+"""The referee's attack that is for images alone."""
 TOLERANCE = 0.01
 """How much more than ours the referee's error may be before that is flagged."""
 
@@ -133,7 +135,7 @@ def _attacks(
         found["apgd-dlr"] = apgd("difference_logits_ratio")
     found["deepfool"] = kind.DeepFool(judged, max_iter=_ITERATIONS, epsilon=1e-3, nb_grads=min(classes, 10), **shared)
     if samples.x.ndim == 4:  # the referee's squares are for images
-        found["square"] = kind.SquareAttack(judged, eps=epsilon, max_iter=_QUERIES, **shared)
+        found[SQUARE] = kind.SquareAttack(judged, eps=epsilon, max_iter=_QUERIES, **shared)
     return {name: one.generate for name, one in found.items()}
 
 

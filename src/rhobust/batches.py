@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from rhobust.data import Samples
+from rhobust.data import Samples, tensor_of
 from rhobust.errors import DataError
 from rhobust.maximizer import count_problem
 from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's
-_FULL = {torch.float32, torch.float64}  # precisions that give way to the model's
 
 
 class Batch(NamedTuple):
@@ -127,7 +126,7 @@ def _batch(pair: object, source: str, device: torch.device, precision: torch.dty
     """What a source of the user's gave, where the model is and in its precision."""
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise DataError(f"the {source} must give pairs (x, y), not {_kind(pair)}")
-    x, y = (_tensor(part, precision).to(device) for part in pair)
+    x, y = (tensor_of(part, precision).to(device) for part in pair)
     return Batch(x, y)
 
 
@@ -156,7 +155,7 @@ def batches_of(
     if isinstance(data, Samples):
         data = data.x, data.y
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = (_tensor(part, precision) for part in data)
+        x, y = (tensor_of(part, precision) for part in data)
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
         check_movable(x, getattr(data[0], "dtype", x.dtype))  # the array's own: the tensor is int64 whatever it was
@@ -169,18 +168,3 @@ def batches_of(
 def _kind(data: object) -> str:
     name = type(data).__name__
     return f"a {name} of {len(data)}" if isinstance(data, tuple | list) else name
-
-
-def _tensor(part: object, precision: torch.dtype) -> Tensor:
-    """A tensor, float32 and float64 in this precision; of an array, all floating point numbers, and others as int64.
-
-    Tensors of less precision are left alone, and so are all for a model of less: it may cast them, or autocast does.
-    """
-    if isinstance(part, Tensor):
-        return part.to(precision) if {part.dtype, precision} <= _FULL else part
-    array = np.asarray(part)
-    if array.dtype.kind == "f":
-        return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
-    if array.dtype.kind in "iub":
-        return torch.from_numpy(array.astype(np.int64))
-    raise DataError(f"cannot use values of type {array.dtype}; give numbers")

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from rhobust.ascent import Identity
 from rhobust.costs import Cost, SquaredL2
-from rhobust.data import Samples
-from rhobust.errors import ConfigError, DataError, Refused
+from rhobust.data import Samples, samples_of
+from rhobust.errors import ConfigError, DataError, Refused, is_number
+from rhobust.losses import cross_entropy
 from rhobust.maximizer import check_count, check_size
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.problem import Problem
@@ -73,9 +74,9 @@ class Certificate:
 
 def certify(
     model: nn.Module,
-    samples: Samples,
+    data: Samples | tuple[Any, Any],
     *,
-    loss: PerSampleLoss,
+    loss: PerSampleLoss = cross_entropy,
     radii: Sequence[float],
     cost: Cost | None = None,
     bounds: tuple[float, float] | None = None,
@@ -86,6 +87,8 @@ def certify(
     done: Callable[[str], None] | None = None,
 ) -> list[Certificate]:
     """A certificate for every radius, in the order given. The model is used in evaluation mode and left as it was.
+
+    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is.
 
     The inner sup is
     - exact, so the bound is proved and tight, for a linear model without a box whose loss sees one direction only:
@@ -104,11 +107,12 @@ def certify(
 
     >>> model, squared = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double(), nn.MSELoss(reduction="none")
     >>> x, y = torch.rand(9, 2).double(), torch.rand(9).double()
-    >>> (found,) = certify(model, Samples(x, y), loss=squared, radii=[0.1])
+    >>> (found,) = certify(model, (x, y), loss=squared, radii=[0.1])
     >>> exact = (squared(model(x), y).mean().sqrt() + math.sqrt(0.1) * model[0].weight.norm()) ** 2
     >>> abs(found.bound - exact.item()) < 1e-8, found.gap < 1e-8, found.status
     (True, True, 'proved')
     """
+    samples = samples_of(data, model)
     cost = cost or SquaredL2()
     _check_request(radii, cost, curvature)
     check_batch(samples.x, samples.y)
@@ -256,6 +260,8 @@ class Dual:
 
 
 def _check_request(radii: Sequence[float], cost: Cost, curvature: float | None) -> None:
+    if not isinstance(radii, Sequence) or not all(map(is_number, radii)):
+        raise ConfigError([f"radii are a list of numbers, such as [0.1, 0.5], not {radii!r}"])
     wrong = [f"a radius must be finite and >= 0, not {r}" for r in radii if not (r >= 0 and math.isfinite(r))]
     least, most = _RADII
     wrong += [

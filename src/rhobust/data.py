@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from rhobust.archives import FASHION_MNIST, MNIST, Archive
 from rhobust.errors import ConfigError, DataError, LengthMismatch, unknown
@@ -29,6 +29,7 @@ _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
 _CHANNELS = (1, 3, 4)
 _PIXELS = (-1.0, 1.0)
+_FULL = {torch.float32, torch.float64}  # precisions that give way to the model's
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 _ARRAYS = ("x", "y", "x_test", "y_test", "bounds")
@@ -57,6 +58,31 @@ class Samples:
             found.update(f"{values.dtype} {tuple(values.shape)}".encode())
             found.update(values.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
+
+
+def samples_of(data: object, model: nn.Module) -> Samples:
+    """Samples, or a pair (x, y) of tensors or arrays as such, in the model's precision."""
+    if isinstance(data, Samples):
+        return data
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        raise DataError(f"samples are a pair (x, y) of tensors or arrays, not a {type(data).__name__}")
+    some = next(model.parameters(), torch.zeros(()))
+    return Samples(*(tensor_of(part, some.dtype) for part in data))
+
+
+def tensor_of(part: object, precision: torch.dtype) -> Tensor:
+    """A tensor, float32 and float64 in this precision; of an array, all floating point numbers, and others as int64.
+
+    Tensors of less precision are left alone, and so are all for a model of less: it may cast them, or autocast does.
+    """
+    if isinstance(part, Tensor):
+        return part.to(precision) if {part.dtype, precision} <= _FULL else part
+    array = np.asarray(part)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array.astype(np.int64))
+    raise DataError(f"cannot use values of type {array.dtype}; give numbers")
 
 
 @dataclass(frozen=True)
@@ -125,7 +151,11 @@ def from_npz(path: Path) -> DataSet:
         if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
             raise DataError(f"{path}: bounds must be finite, not {bounds}; leave them out, and they are those of x")
     lower, upper = torch.tensor(bounds, dtype=torch.float32).tolist()  # as x's own precision has them
-    if not (lower <= low and high <= upper and lower < upper):
+    if lower == upper and "bounds" not in arrays:
+        raise DataError(f"{path}: every number in x is {low:g}; there is nothing to tell samples apart by")
+    if not lower < upper:
+        raise DataError(f"{path}: bounds must be (lower, upper) with lower < upper, not {bounds}")
+    if not lower <= low <= high <= upper:
         raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")
     lowest = min(int(arrays[name].min()) for name in needed if name[0] == "y")
     if lowest > 0:

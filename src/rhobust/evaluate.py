@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
-from rhobust.data import Samples
+from rhobust.data import Samples, samples_of
 from rhobust.errors import ConfigError, DataError
+from rhobust.losses import cross_entropy
 from rhobust.maximizer import count_problem
 from rhobust.objective import PerSampleLoss
 from rhobust.trust import CHECKS, Flag, examine, falling, outside
 from rhobust.wasserstein import Transported, wasserstein
+
+USUAL_ATTACKS = ("fgsm", "ifgsm", "pgd", "pgd-margin")
+USUAL_EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
 
 WORST = {math.inf: "worst", 2.0: "worst-l2"}
 """The name, for each norm, under which the worst of its attacks is reported."""
@@ -66,12 +70,12 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    samples: Samples,
+    data: Samples | tuple[Any, Any],
     *,
-    loss: PerSampleLoss,
+    loss: PerSampleLoss = cross_entropy,
     bounds: tuple[float, float] | None = None,
-    attacks: Sequence[str] = ("fgsm", "ifgsm", "pgd"),
-    epsilons: Sequence[float] = (0.0, 0.1, 0.2),
+    attacks: Sequence[str] = USUAL_ATTACKS,
+    epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
     restarts: int = 1,
     batch_size: int | None = None,
@@ -81,11 +85,19 @@ def evaluate(
 ) -> Evaluation:
     """Clean error, the error under each attack at each epsilon, and under a Wasserstein attack of each budget.
 
+    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is.
+
     At epsilon = 0 every ball is the sample itself, so the error is the clean one. Besides each attack, the worst of
     all that share a norm is reported: a sample counts if any of them fools the model at this epsilon or a smaller one,
     so that curve never falls. Random starts come from `seed`. `checks` adds those of
     `trust`. Batches are as large as the device likes; one that does not fit into memory is halved.
     """
+    samples = samples_of(data, model)
+    if isinstance(attacks, str):
+        raise ConfigError([f"attacks are a list of names, such as ['{attacks}']"])
+    for name, numbers in (("epsilons", epsilons), ("budgets", budgets)):
+        if not isinstance(numbers, Iterable):
+            raise ConfigError([f"{name} are a list of numbers, such as [{numbers}]"])
     builders = {name: find_attack(name) for name in attacks}
     grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
     wrong = [f"epsilon must be finite and >= 0, not {epsilon}" for epsilon in grid if not 0 <= epsilon < math.inf]

@@ -24,6 +24,14 @@ from rhobust.regularizers import Regularizer
 from rhobust.runs import rho_eff
 from rhobust.trainer import Trainer, compose, seeded
 
+_RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
+_ELSEWHERE = {
+    "lr": _RATE,
+    "learning_rate": _RATE,
+    "device": "a model is trained where it is: model.to(device) before, and drop device=",
+}
+"""Settings of the command that a call says otherwise."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -87,6 +95,8 @@ def fit(
     >>> len(trained.history)
     2
     """
+    if misplaced := [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]:
+        raise ConfigError(dict.fromkeys(misplaced))
     chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
     if problem := chosen.radius_problem(radius):
         raise ConfigError([problem])

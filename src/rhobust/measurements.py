@@ -30,7 +30,7 @@ from rhobust.costs import SquaredLinf
 from rhobust.data import DataSet, Samples, load_data
 from rhobust.environment import environment
 from rhobust.errors import RunError
-from rhobust.evaluate import evaluate
+from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, evaluate
 from rhobust.files import in_turn, write_json
 from rhobust.losses import cross_entropy
 from rhobust.runs import Run
@@ -42,8 +42,6 @@ _DEPENDS = ("settings", "environment")
 Done = Callable[[str], None]
 """Told what has just been finished."""
 
-ATTACKS = ("fgsm", "ifgsm", "pgd", "pgd-margin")
-EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
 RADII = (0.1, 0.5, 1.0, 2.0, 6.0)
 LINF_RADII = (0.01, 0.04, 0.09, 0.16)  # squares of the usual epsilons: there the cost is the largest change, squared
 
@@ -137,8 +135,8 @@ class Subject:
 def measure_errors(
     subject: Subject,
     *,
-    attacks: Sequence[str] = ATTACKS,
-    epsilons: Sequence[float] = EPSILONS,
+    attacks: Sequence[str] = USUAL_ATTACKS,
+    epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
     samples: int | None = None,
     restarts: int = 1,

@@ -87,6 +87,7 @@ class RobustObjective(nn.Module):
     (`losses.tempered`); a maximizer that climbs a margin still finds it in the loss itself.
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
+    In evaluation mode, after `.eval()`, there is no noise, and of steps that take turns the deepest counts.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -113,6 +114,8 @@ class RobustObjective(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
             raise Refused("the first two arguments are a model, an nn.Module, and a per-sample loss, a function")
+        if isinstance(loss, type):
+            raise Refused(f"the loss is the class {loss.__name__}; build one: {loss.__name__}(reduction='none')")
         self.cost: Cost = SquaredL2() if cost is None else cost
         self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
         check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise, temper)
@@ -143,8 +146,9 @@ class RobustObjective(nn.Module):
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
         check_model(self.model)
-        labels, maximum, cost = self._solve(center, y, start, self.maximizer.on(self.turn))
-        self.turn += 1
+        maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
+        labels, maximum, cost = self._solve(center, y, start, maximizer)
+        self.turn += self.training
         loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
@@ -170,8 +174,8 @@ class RobustObjective(nn.Module):
         return self._solve(x, y, None, self.maximizer)[1]
 
     def center(self, x: Tensor) -> Tensor:
-        """The centers of the balls: x with noise, in the box."""
-        if not self.noise:
+        """The centers of the balls: x with noise, in the box; in evaluation mode x itself."""
+        if not self.noise or not self.training:
             return x
         return _smoothed(x, torch.rand_like(x), self.noise, self.bounds)
 

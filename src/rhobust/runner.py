@@ -15,7 +15,7 @@ from rhobust.data import DataSet, Samples, load_data
 from rhobust.engines.federated import Server
 from rhobust.engines.local import LocalEngine
 from rhobust.engines.worker import LocalWork
-from rhobust.errors import ConfigError, RunError
+from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.evaluate import evaluate
 from rhobust.federation import Federation
 from rhobust.losses import cross_entropy
@@ -45,6 +45,8 @@ def train_run(path: Path, config: Config | None, observer: Observer | None = Non
     settings = config or Config.resolve(read_toml(run.config_path))
     device = torch.device(settings.device)
     data = data or load_data(settings.data, settings.data_dir, settings.limit)
+    if data.classes < 2:
+        raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
     build = _rounds if settings.federation else _trainer
     with seeded(settings.seed, device, settings.threads):
         trainer = build(settings, data, run, device)  # whatever is wrong with data or model, before a directory is

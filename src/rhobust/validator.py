@@ -98,7 +98,7 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
         low, high = _ends(values)  # NaN passes through: one look at the data
         if not (math.isfinite(low) and math.isfinite(high)):
             bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
-            raise DataError(f"{name} holds NaN or infinite values (first in sample {bad} of the batch); clean the data")
+            raise DataError(f"{name} holds NaN or infinite values (first in sample {bad}); clean the data")
         # The bounds as x's own precision has them: a float32 clamped to -0.1 lies below the double -0.1.
         lower, upper = torch.tensor(bounds or (-math.inf, math.inf), dtype=values.dtype).tolist()
         if name == "x" and not lower <= low <= high <= upper:

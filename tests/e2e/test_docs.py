@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -239,6 +240,17 @@ def test_the_settings_page_names_every_knob_once() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", page[page.index("| knob |") : page.index("## Models")], re.MULTILINE)
     assert sorted(rows) == sorted({knob for method in rhobust.methods().values() for knob in method.knobs})
+
+
+def test_a_model_of_one_s_own_is_measured_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks("docs/evaluation.md")
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).uniform(-1, 1, (64, 4))  # double precision, as arrays have it
+    names: dict[str, Any] = {"model": torch.nn.Linear(4, 2), "x": x, "y": (x[:, 0] > 0).astype(int)}
+    exec(block, names)
+    assert names["found"].error("worst", 0.1) >= names["found"].clean
+    assert names["certificate"].status == "proved"
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_one_gradient_in_python_is_the_method() -> None:

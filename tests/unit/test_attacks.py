@@ -361,3 +361,21 @@ def test_a_loss_without_gradients_is_said_to_have_none() -> None:
     model, x, y = problem()
     with pytest.raises(Refused, match="no gradient in the inputs"), torch.inference_mode():
         attack(model, x, y, ATTACKS["fgsm"](0.1), loss=LOSS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"attacks": "pgd"}, r"attacks are a list of names, such as \['pgd'\]"),
+        ({"epsilons": 0.1}, r"epsilons are a list of numbers, such as \[0\.1\]"),
+        ({"budgets": 1.0}, "budgets are a list of numbers"),
+    ],
+)
+def test_one_where_a_list_is_wanted_is_named(wrong: dict[str, object], said: str) -> None:
+    model, x, y = problem()
+    with pytest.raises(ConfigError, match=said):
+        evaluate(model, (x, y), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="radii are a list of numbers"):
+        certify(model, (x, y), radii=0.1)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"samples are a pair \(x, y\)"):
+        evaluate(model, x)  # type: ignore[arg-type]

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rhobust.archives import MNIST, Archive, parse_idx
+from rhobust.config import Config
 from rhobust.data import digits, from_folder, from_npz, load_data
 from rhobust.errors import ConfigError, DataError, LengthMismatch, TruncatedFile, WrongHash, WrongMagic
+from rhobust.runner import train_run
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -261,3 +263,17 @@ def test_an_unknown_name_lists_the_known_ones_and_the_other_ways(tmp_path: Path)
         load_data("minst")
     with pytest.raises(DataError, match="one folder of images for each class"):
         load_data(str(tmp_path))
+
+
+def test_what_leaves_nothing_to_tell_apart_is_said_so(tmp_path: Path) -> None:
+    path, y = tmp_path / "mine.npz", np.arange(10) % 2
+    np.savez(path, x=np.ones((10, 2)), y=y)
+    with pytest.raises(DataError, match="every number in x is 1"):
+        from_npz(path)
+    np.savez(path, x=np.eye(10), y=y, bounds=np.array([9.0, -9.0]))
+    with pytest.raises(DataError, match="lower < upper"):
+        from_npz(path)
+    np.savez(path, x=np.eye(10), y=np.zeros(10, dtype=int))
+    with pytest.raises(DataError, match="the labels are of one class only"):
+        train_run(tmp_path / "run", Config.resolve({"data": str(path), "method": "erm"}))
+    assert not (tmp_path / "run").exists()

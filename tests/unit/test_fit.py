@@ -263,3 +263,13 @@ def test_labels_of_pixels_are_for_a_loss_that_adds_them_up(loss: Any) -> None:
     assert trained.history
     with pytest.raises(Refused, match=r"the loss returned shape \(2, 10, 10\) .*flatten\(1\)\.mean\(1\)"):
         rhobust.fit(nn.Conv2d(1, 3, 3, padding=1), (x, y), radius=0.1, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"), [("lr", "the learning rate is the optimizer's"), ("device", "trained where it is")]
+)
+def test_settings_of_the_command_are_told_where_they_belong(keyword: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", **{keyword: 0.1})
+    with pytest.raises(Refused, match=r"the class CrossEntropyLoss; build one: CrossEntropyLoss\(reduction='none'\)"):
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", loss=nn.CrossEntropyLoss)

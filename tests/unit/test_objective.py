@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rhobust
-from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
+from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import DataError, Refused
 
@@ -579,3 +579,15 @@ def test_under_no_grad_the_sup_is_found_all_the_same() -> None:
     assert torch.equal(evaluated.zeta, objective(x, y).zeta)
     assert not evaluated.value.requires_grad
     assert evaluated.cost.mean() > 0
+
+
+def test_in_evaluation_mode_nothing_is_noisy_and_nobody_s_turn_passes() -> None:
+    model, x, y = classification()
+    maximizer = ErrorAscent(steps=(1, 1, 3))
+    objective = rhobust.RobustObjective(model, CROSS_ENTROPY, radius=0.3, maximizer=maximizer, noise=0.3)
+    assert not torch.equal(objective(x, y).center, x)
+    objective.eval()
+    found = objective(x, y)
+    assert torch.equal(found.center, x)
+    assert found.gradients == 3
+    assert objective.turn == 1

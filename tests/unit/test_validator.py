@@ -305,7 +305,7 @@ def test_a_loss_of_the_user_s_own_says_itself_what_it_takes() -> None:
 def test_inputs_that_are_not_finite_are_refused_by_their_place(value: float, maximizer: Maximizer) -> None:
     x = X.clone()
     x[2, 1] = x[3, 0] = value
-    match = r"x holds NaN or infinite values \(first in sample 2 of the batch\); clean"
+    match = r"x holds NaN or infinite values \(first in sample 2\); clean"
     refused(build(maximizer=maximizer), x, Y, match)
 
 
@@ -313,7 +313,7 @@ def test_inputs_that_are_not_finite_are_refused_by_their_place(value: float, max
 def test_targets_that_are_not_finite_are_refused_by_their_place(value: float) -> None:
     objective = build(nn.Linear(3, 1), squared_error)
     y = torch.tensor([0.0, value, 1.0, 2.0])
-    refused(objective, X, y, r"y holds NaN or infinite values \(first in sample 1 of the batch\); clean")
+    refused(objective, X, y, r"y holds NaN or infinite values \(first in sample 1\); clean")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust.audit import OURS, RESTARTS
+from rhobust.audit import OURS, RESTARTS, SQUARE
 from rhobust.commands.shared import OUT, Quiet, check_output, check_seed, measuring, show, show_flags, show_kept
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
@@ -45,6 +45,8 @@ def audit(
         for number, (name, error) in enumerate(found["attacks"].items()):
             table.add_row(f"{'and' if number else 'the referee:'} {name}", f"{100 * error:.2f}")
         show(table)
+        if SQUARE not in found["attacks"]:
+            say(OUT, "the referee's squares are for images (channels, height, width), and were left out")
         show_flags(found["flags"])
     if json is not None:
         write_json(json, made.to_json())

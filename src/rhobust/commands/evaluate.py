@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.attacks import ATTACKS
+from rhobust.attacks import ATTACKS, only_weak
 from rhobust.commands.shared import (
     OUT,
     Quiet,
@@ -27,9 +27,9 @@ from rhobust.commands.shared import (
     words,
 )
 from rhobust.errors import ConfigError
+from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
 from rhobust.files import write_json
-from rhobust.measurements import ATTACKS as DEFAULT_ATTACKS
-from rhobust.measurements import EPSILONS, Measurement, Subject, measure_errors, measure_shifts
+from rhobust.measurements import Measurement, Subject, measure_errors, measure_shifts
 from rhobust.progress import say
 from rhobust.runs import Run
 from rhobust.shifts import SHIFTS, find_shifts
@@ -38,9 +38,9 @@ from rhobust.shifts import SHIFTS, find_shifts
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}. Empty: none.")] = words(
-        DEFAULT_ATTACKS
+        USUAL_ATTACKS
     ),
-    epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(EPSILONS),
+    epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(USUAL_EPSILONS),
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
     shifts: Annotated[
         str, typer.Option(help=f"Distribution shifts as well: all, or comma-separated, of: {', '.join(SHIFTS)}.")
@@ -123,7 +123,13 @@ def _show_errors(result: Mapping[str, Any], run: Path) -> None:
             spent = f"E[c] = {cell['mean_cost']:.4g} of {budget:g}"
             say(OUT, f"wasserstein attack, {spent}: error {_percent(cell['error'])}")
     show_flags(result["flags"])
-    if not result["flags"]:
+    named = [attack for attack in balls if not attack.startswith("worst")]
+    if named and only_weak(named):
+        say(
+            OUT,
+            f"only {', '.join(named)} stand behind these errors: stronger attacks find more. Drop --attacks for those",
+        )
+    elif not result["flags"]:
         say(OUT, f"no reason to doubt it: {', '.join(result['checked'])} were checked")
 
 

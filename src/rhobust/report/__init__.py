@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import rhobust
+from rhobust.attacks import only_weak
 from rhobust.config import Config
 from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.measurements import (
@@ -151,7 +152,7 @@ class Report:
         if not any(cell["attack"] != "wasserstein" and cell["epsilon"] for cell in cells):
             again = f"rhobust evaluate {entry.run.path}"
             return [Flag(where, "attacked errors", f"no attack in a ball was measured of it; run {again} for that")]
-        if not asked or any("pgd" in attack and attack != "pgd-paper" for attack in asked):
+        if not asked or not only_weak(asked):
             return []
         again = f"rhobust evaluate {entry.run.path} for stronger ones"
         return [Flag(where, "strong attacks", f"only {', '.join(asked)} stand behind its errors; run {again}")]
