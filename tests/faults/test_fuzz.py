@@ -214,7 +214,7 @@ def sound(**changed: Any) -> dict[str, Any]:
         (sound(bounds=np.array(1.0)), r"bounds must be two numbers \(lower, upper\), not float64 \(\)"),
         (sound(bounds=np.array([-1.0, 1.0, 2.0])), r"bounds must be two numbers.*\(3,\)"),
         (sound(bounds=np.array(["a", "b"])), "bounds must be two numbers"),
-        (sound(bounds=np.array([1.0, -1.0])), "does not fit the bounds"),
+        (sound(bounds=np.array([1.0, -1.0])), "lower < upper"),
         (sound(bounds=np.array([np.nan, 1.0])), "bounds must be finite"),
         (sound(y=np.array([0, 1, 2, 3, 4, 2**62])), f"the label {2**62} with 6 samples"),
         (sound(y=np.array([0, 1, 2, 3, 4, 2**64 - 1], dtype=np.uint64)), f"the label {2**64 - 1}"),

@@ -414,7 +414,7 @@ def test_a_federation_is_drawn_by_rounds() -> None:
 
 def test_a_page_speaks_of_rounds_where_there_are_rounds() -> None:
     central, rounds = entry(method="spgd", radius=2.0), federated(300)
-    spent, drawn = "the last quarter of the rounds (at most fifty)", "the rounds since the point before"
+    spent, drawn = "the last quarter of the logged rounds (at most fifty)", "the rounds since the point before"
     for entries, last, point in (
         ([central], "the last epoch", "an epoch"),
         ([rounds], spent, drawn),
