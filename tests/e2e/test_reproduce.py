@@ -185,6 +185,12 @@ def test_results_do_not_go_into_a_file(what: str, below: str, tmp_path: Path) ->
     assert file.read_text() == "mine"
 
 
+def test_what_draw_would_ignore_is_refused(tmp_path: Path) -> None:
+    words = ["reproduce", "draw", "--seeds", "7", "--workers", "9", "--out", str(tmp_path)]
+    with pytest.raises(ConfigError, match="--seeds and --workers: draw trains nothing"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 def test_a_federation_of_processes_comes_to_the_same_bits(whole: Path) -> None:
     done = reproduce("deployed", "--out", str(whole))
     assert done.returncode == 0, done.stderr

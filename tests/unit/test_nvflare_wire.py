@@ -31,6 +31,7 @@ from rhobust.engines.nvflare.controller import PatientController
 from rhobust.engines.nvflare.coordinator import Coordinator
 from rhobust.engines.nvflare.jobs import job_of
 from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
+from rhobust.engines.nvflare.processes import parties
 from rhobust.engines.nvflare.site import LocalData, Post, Site
 from rhobust.engines.nvflare.sites import Sites, _upload
 from rhobust.engines.nvflare.wire import Message, from_task, from_upload, to_task, to_upload
@@ -429,3 +430,9 @@ def test_a_server_needs_a_name_that_a_network_has(tmp_path: Path, host: str) -> 
     with pytest.raises(ConfigError, match=r"is not the name of a machine|is the name of another party"):
         make_kits(tmp_path / "fed", 2, host, 8002)
     assert not (tmp_path / "fed").exists()
+
+
+def test_a_party_that_is_not_here_is_named_with_those_that_are(kits: Kits) -> None:
+    with pytest.raises(ConfigError, match=r"unknown party in .* 'site-99' .*; known: server, site-01, site-02"):
+        parties(kits.path, "site-99")
+    assert [party.name for party in parties(kits.path, "site-02")] == ["site-02"]

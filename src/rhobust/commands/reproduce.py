@@ -38,6 +38,8 @@ def reproduce(
     problems += [f"seeds must be at least 1, not {seeds}"] if seeds < 1 else []
     problems += [f"workers must be at least 1, not {workers}"] if workers is not None and workers < 1 else []
     problems += ["--page belongs to draw"] if page is not None and what != "draw" else []
+    idle = [option for option, given in (("--seeds", seeds != 1), ("--workers", workers is not None)) if given]
+    problems += [f"{' and '.join(idle)}: draw trains nothing"] if idle and what == "draw" else []
     where = out or (_QUICK_OUT if quick else _OUT)
     files = [place for place in (where, *where.parents) if place.exists() and not place.is_dir()]
     problems += [f"{place} is a file, and the numbers go into a directory: choose another --out" for place in files]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from rhobust.engines.nvflare.kits import FederationError, place_stores
-from rhobust.errors import RunError
+from rhobust.errors import ConfigError, RunError, unknown
 from rhobust.files import write_json
 
 _PATIENCE = 60.0  # seconds for a process to come up
@@ -137,12 +137,13 @@ class Party:
 
 def parties(path: Path, only: str | None = None) -> list[Party]:
     """The server and the sites whose kits are in a directory, the server first; or one of them."""
-    kits = [path / only] if only else sorted(path.glob("*"))
-    found = [Party(kit.resolve()) for kit in kits if any((kit / "startup").glob("fed_[sc]*.json"))]
-    if not found:
-        what = f"kit of {only}" if only else "kits"
-        raise RunError(f"{path} holds no {what}; make them with rhobust federation init --out {path}")
-    return sorted(found, key=lambda party: (not party.is_server, party.name))
+    here = [Party(kit.resolve()) for kit in path.glob("*") if any((kit / "startup").glob("fed_[sc]*.json"))]
+    if not here:
+        raise RunError(f"{path} holds no kits; make them with rhobust federation init --out {path}")
+    found = sorted(here, key=lambda party: (not party.is_server, party.name))
+    if only is not None and only not in (names := [party.name for party in found]):
+        raise ConfigError([unknown(f"party in {path}", only, names)])
+    return [party for party in found if only in (None, party.name)]
 
 
 def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
