@@ -88,8 +88,8 @@ class Oracle(Maximizer):
         zeta = problem.project(best.zeta + per_sample(tau, way) * way)
         gap = self._estimated(problem, gain, seen) if self.curvature is None else self._proved(problem, best)
         gap = torch.where(settled, before, gap)
-        rounded = torch.is_autocast_enabled(zeta.device.type)
-        accuracy = Accuracy(gap, "estimated" if self.curvature is None or rounded else "proved", self.accuracy)
+        estimated = self.curvature is None or torch.is_autocast_enabled(zeta.device.type)
+        accuracy = Accuracy(gap, "estimated" if estimated else "proved", self.accuracy)
         return _OracleStep(zeta, best.zeta, accuracy, best=best, psi=psi, cost=cost, gain=gain, gap=gap, tau=tau)
 
     def _proved(self, problem: Problem, point: Point) -> Tensor:

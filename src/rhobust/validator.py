@@ -126,6 +126,8 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 def check_classes(y: Tensor, output: Tensor) -> None:
     """Refuse numbers where classes are wanted: y must be class numbers or probabilities, for one output -1, 0 or 1."""
+    if capturing(y):
+        return
     several = output.ndim == 2 and output.shape[1] > 1
     numbers = several and not y.is_floating_point()
     probabilities = several and y.shape == output.shape

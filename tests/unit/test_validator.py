@@ -22,6 +22,7 @@ from rhobust.errors import DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
 from rhobust.runner import train_run
+from rhobust.validator import check_classes, check_labels, check_sign, check_start
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 MAXIMIZERS = [PenalizedAscent(steps=2), Oracle(), Ball(0.1), Identity()]
@@ -451,3 +452,12 @@ def test_answers_that_are_no_tensors_are_named() -> None:
         rhobust.RobustObjective(nn.Linear(2, 2), lambda out, y: 1.0, radius=0.1)(x, y)  # type: ignore[arg-type, return-value]
     with pytest.raises(DataError, match="a dimension for the samples"):
         rhobust.RobustObjective(nn.Linear(2, 2), cross_entropy, radius=0.1)(torch.tensor(1.0), torch.tensor(1))
+
+
+def test_while_a_step_is_recorded_no_value_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhobust.validator.capturing", lambda tensor: True)
+    nobody = torch.tensor([7.3, 1.0], device="meta")  # has no values that could be read
+    check_classes(nobody, torch.zeros(2, 1, device="meta"))
+    check_sign(nobody)
+    check_labels(nobody, 2)
+    check_start(nobody, nobody)
