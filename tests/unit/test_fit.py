@@ -273,3 +273,8 @@ def test_settings_of_the_command_are_told_where_they_belong(keyword: str, said: 
         rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", **{keyword: 0.1})
     with pytest.raises(Refused, match=r"the class CrossEntropyLoss; build one: CrossEntropyLoss\(reduction='none'\)"):
         rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", loss=nn.CrossEntropyLoss)
+
+
+def test_data_that_no_number_is_large_enough_for_are_named_before_the_rate() -> None:
+    with pytest.raises(rhobust.errors.Diverged, match=r"at step 0 .* nothing was updated\. Scale the data"):
+        rhobust.fit(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), (1e38 * X, Y), method="spgd", radius=1.0, epochs=1)

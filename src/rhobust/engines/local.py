@@ -146,7 +146,9 @@ def sound(record: Record) -> bool:
 
 def diverged(record: Record, left: str) -> Diverged:
     """The error of a step that is not sound; `left` says what was left of it."""
+    # Before the first update there is nothing that a rate could have done.
+    advice = "Scale the data" if record.step == 0 else "Lower the learning rate"
     return Diverged(
         f"at step {record.step} (epoch {record.epoch}) the objective is {record.value} and its gradient's norm "
-        f"{record.stationarity}; {left}. Lower the learning rate, or raise gamma_min or lower the radius"
+        f"{record.stationarity}; {left}. {advice}, or raise gamma_min or lower the radius"
     )
