@@ -21,9 +21,10 @@ from rhobust import archives
 from rhobust.cli import app
 from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.files import alone_in
+from rhobust.interrupts import deferred_signals
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
-from rhobust.reproduction.pool import Ended, work_through
+from rhobust.reproduction.pool import Ended, _deaf_to_interrupts, work_through
 from rhobust.reproduction.session import Session
 from rhobust.reproduction.store import Store, read_sessions
 
@@ -104,6 +105,16 @@ def test_interrupted_and_killed_it_comes_to_the_same_numbers(whole: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert not [name for name in begun if f" {name}:" in done.stderr]  # these were kept
     assert numbers(tmp_path, "figure5") == numbers(whole, "figure5")
+
+
+def test_an_interrupt_while_workers_are_started_is_not_lost_and_not_theirs() -> None:
+    masked = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with deferred_signals(enabled=True) as signals:
+        with _deaf_to_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            child = subprocess.run([sys.executable, "-c", masked], capture_output=True, text=True, check=True)
+        until(lambda: signals == [signal.SIGINT])
+    assert child.stdout == "True\n"
 
 
 def test_interrupted_before_the_first_result_nothing_is_promised(

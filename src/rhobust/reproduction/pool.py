@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 from rhobust.errors import RhobustError
@@ -90,11 +92,16 @@ def _with_one_pool(
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Processes that are started here do not hear Ctrl-C; this one hears it when it is through, and misses none."""
+    if sys.platform == "win32":  # there it reaches everybody
+        yield
+        return
+    resource_tracker.ensure_running()  # started by the first process, it would open our ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_work() -> None:
