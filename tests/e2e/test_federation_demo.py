@@ -68,7 +68,7 @@ def test_what_cannot_be_is_one_clear_line(demo: Path, tmp_path: Path) -> None:
         (["submit", fed, "radius=2", "limit=50", "--out", str(tmp_path / "run")], "by share in its site.toml"),
         (["submit", fed, "radius=2"], "--out DIRECTORY"),
         (["submit", str(tmp_path), "--out", "run"], "is no federation"),
-        (["start", fed, "--site", "site-9"], "no kit of site-9"),
+        (["start", fed, "--site", "site-9"], "'site-9' (did you mean 'site-3'?); known: server, site-1"),
         (["init", "--out", fed], "not empty; nothing was changed"),
         (["status", str(tmp_path)], "holds no kits"),
     ):
