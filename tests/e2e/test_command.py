@@ -404,3 +404,9 @@ def test_a_run_that_diverges_stops_before_the_update_and_keeps_what_it_had(tmp_p
     assert Run.find(path).metrics()
     with pytest.raises(RhobustError, match="is not finished"):
         rhobust.load(path)
+
+
+def test_weak_attacks_are_not_vouched_for(trained: Path) -> None:
+    said = command("evaluate", str(trained), "--attacks", "fgsm", "--samples", "20", "--epsilons", "0,0.1")
+    assert "only fgsm stand behind these errors: stronger attacks find more" in said
+    assert "no reason to doubt it" not in said

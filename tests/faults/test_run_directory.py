@@ -16,7 +16,7 @@ from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.observer import Observer
 from rhobust.runner import train_run
-from rhobust.runs import Run, rho_eff
+from rhobust.runs import Run, _remark, rho_eff
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 
@@ -211,3 +211,11 @@ def test_a_file_that_is_written_again_keeps_its_mode(tmp_path: Path) -> None:
     path.chmod(0o600)
     write_atomically(path, b"b")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_why_nothing_moves_is_remarked_on() -> None:
+    """An ascent that cannot, or a loss without a slope, as where logits are saturated."""
+    settings = {"method": "spgd", "radius": 1}
+    one = _remark(0.0, 1.0, 0.5, Config.resolve(settings, {"max_steps": 1}))
+    assert one.startswith(" and no more: with max_steps 1 the one gradient measures the start")
+    assert _remark(0.0, 1.0, 0.5, Config.resolve(settings)).startswith(": nothing moves, for the loss has no slope.")

@@ -235,3 +235,9 @@ def test_a_move_beyond_half_precision_is_kept_as_far_as_that_goes() -> None:
     memory = Memory(torch.zeros(1, 2), 1.0)
     memory.keep(torch.tensor([0]), torch.zeros(1, 2), torch.tensor([[1e6, -1e6]]))
     assert memory.recall(torch.tensor([0])).tolist() == [[65504.0, -65504.0]]
+
+
+def test_a_start_that_is_no_number_is_refused() -> None:
+    objective = rhobust.RobustObjective(nn.Linear(3, 2), cross_entropy, radius=0.1)
+    with pytest.raises(Refused, match="start holds NaN or infinite moves"):
+        objective(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), torch.full((2, 3), float("nan")))

@@ -94,3 +94,19 @@ def test_where_only_some_are_asked_one_who_is_gone_is_told_of_once(tmp_path: Pat
     assert follower._dropped == {"c"}
     follower._tell(replace(gone, workers=3, dropped={}))  # all were asked, and all answered
     assert not follower._dropped
+
+
+def test_sites_that_are_coming_back_are_waited_for_and_others_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(jobs, "present", lambda session: {"a": False})  # one of three, for good
+    config = Config.resolve({"method": "drfl", "radius": 1, "workers": 3, "quorum": 2}, here=False)
+    with pytest.raises(FederationError, match="2 sites are needed and 1 are there; missing: b, c"):
+        submission(tmp_path)._take_part(SimpleNamespace(), Run(tmp_path), config)  # type: ignore[arg-type]
+    assert now[0] >= jobs._REJOINING

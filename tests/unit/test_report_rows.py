@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -488,3 +489,10 @@ def test_settings_without_a_say_do_not_set_rows_of_a_federation_apart() -> None:
     assert "alie" in apart.rows[2].name
     averaged = {"method": "fedavg", "local_steps": 1}  # there one local step is the only one, and has a rate
     assert len(report(entry(**averaged, local_rate=0.01), entry(**averaged, local_rate=0.5, seed=1)).rows) == 2
+
+
+def test_a_deployed_run_is_made_again_by_its_federation() -> None:
+    config = Config.resolve({"method": "drfl", "radius": 2.0, "workers": 3, "partition": "sites"}, here=False)
+    words = shlex.split(training(replace(entry(method="drfl", radius=2.0), config=config)))
+    assert words[:6] == ["rhobust", "federation", "submit", "FED", "--out", "runs/a"]
+    assert not [word for word in words if word.startswith(("partition=", "workers="))]
