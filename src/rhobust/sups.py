@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from rhobust.ascent import MarginAscent, Oracle, margin_length, maximize
 from rhobust.costs import Cost, per_sample, rows
@@ -17,9 +16,35 @@ from rhobust.objective import PerSampleLoss
 from rhobust.problem import Problem
 from rhobust.trained import TrainedModel
 
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
+def doubt(model: nn.Module, loss: PerSampleLoss, device: torch.device) -> str | None:
+    """Why nothing can be proved of a model and its loss, whatever their classes compute; None where nothing is known.
+
+    A hook may change an output or a gradient, a forward of an instance's own may compute anything, and autocast rounds.
+
+    >>> model = nn.Linear(2, 2)
+    >>> _ = model.register_full_backward_hook(lambda module, before, after: None)
+    >>> doubt(model, nn.CrossEntropyLoss(reduction="none"), torch.device("cpu"))
+    'a module (Linear) has a hook'
+    """
+    if torch.is_autocast_enabled(device.type):
+        return "autocast rounds the outputs"
+    if any(getattr(nn.modules.module, f"_global_{hooks}") for hooks in _HOOKS):
+        return "a hook is registered for all modules"
+    for module in (*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())):
+        if any(getattr(module, f"_{hooks}") for hooks in _HOOKS):
+            return f"a module ({type(module).__name__}) has a hook"
+        if "forward" in vars(module) or "_call_impl" in vars(module):
+            return f"the forward of a module ({type(module).__name__}) was replaced"
+    return None
+
 
 def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
-    """A bound L on the curvature of the loss in its input, in l2, where model and loss are certain; else None.
+    """A bound L on the curvature of the loss in its input, in l2, where both are of classes that say one; else None.
+
+    What may change what they compute is not looked at here: see `doubt`.
 
     Linear softmax: the Hessian is W' (diag p - p p') W, whose middle is at most 1/2 and does not see what all classes
     share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression: 2 ||w||^2.
@@ -71,15 +96,33 @@ class LinearSup:
         rate = self.cost.dual_norm(self.weight)  # s, (1,)
         score = (z * self.weight).sum(1) + self.offset  # (B,)
         if self.squared:
-            side, residual = (score - y).sign(), (score - y).abs()
+            side, residual = _side(score - y), (score - y).abs()
             length = rate * residual / (gamma - rate.square())
             upper = residual.square() * gamma / (gamma - rate.square())
         else:  # the score is logit 1 - logit 0, so a sample of class 0 is lost upward
             side = 1 - 2 * y
             length = margin_length(side * score, rate.expand_as(score), gamma)
-            upper = softplus(side * score + rate * length) - gamma * length.square()
-        zeta = z + (side * length)[:, None] * self.cost.direction(self.weight)
-        return zeta.reshape(problem.z.shape).to(problem.z), upper
+            bias = side * score
+            # softplus, which torch rounds to its argument above 20: too low by 2e-9.
+            upper = torch.logaddexp(torch.zeros_like(bias), bias + rate * length) - gamma * length.square()
+        return self._moved(problem, side * length), upper
+
+    def spread(self, problem: Problem, y: Tensor, rho: float) -> Tensor:
+        """Every sample of a regression sqrt(rho) away: its worst case without residuals, which no gamma attains.
+
+        The sup is then 0 at z for every gamma > s^2, and at gamma = s^2 wherever a sample goes.
+        """
+        score = (rows(problem.z).cpu().double() * self.weight).sum(1) + self.offset
+        return self._moved(problem, math.sqrt(rho) * _side(score - y.cpu().double()))
+
+    def _moved(self, problem: Problem, lengths: Tensor) -> Tensor:
+        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.weight)
+        return zeta.reshape(problem.z.shape).to(problem.z)
+
+
+def _side(residual: Tensor) -> Tensor:
+    """Which way the squared error grows; from 0 either."""
+    return torch.where(residual < 0, -1.0, 1.0).to(residual)
 
 
 class AscentSup:
@@ -152,8 +195,6 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
 
 def _linear_layer(model: nn.Module) -> nn.Linear | None:
     """The one linear layer that the model is, but for a Flatten before it, or after it of its one output; else None."""
-    if any(_hooked(module) for module in model.modules()):
-        return None
     model = model.model if type(model) is TrainedModel else model
     layers = list(model) if type(model) is nn.Sequential else [model]
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
@@ -162,11 +203,6 @@ def _linear_layer(model: nn.Module) -> nn.Linear | None:
         layers = layers[:1]
     # The exact type: a subclass may compute anything.
     return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether something beside its class decides what it computes."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _is_cross_entropy(loss: PerSampleLoss) -> bool:

@@ -12,10 +12,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from rhobust.certificates import Certificate, certify
+from rhobust.certificates import certify
 from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import Samples
+from rhobust.dual import Certificate
 from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
@@ -99,6 +100,20 @@ class TestExact:
             exact = regression_worst(samples, theta, NORMS[0], found.radius)
             assert exact * (1 - 1e-12) <= found.bound <= exact * (1 + 2e-6)
             assert found.attained <= exact * (1 + 1e-12)
+            assert found.status == "proved"
+
+    @each_norm
+    @pytest.mark.parametrize("exact", [True, False], ids=["no residual at all", "one residual"])
+    def test_regression_without_residuals(self, norm: Norm, exact: bool) -> None:
+        # The sup is 0 at every sample for each gamma above s^2, and yet all can be moved: the worst case is rho s^2.
+        model, samples, theta = regression(0)
+        y = samples.x @ theta
+        y[0] += 0.0 if exact else 1.0
+        for found in certify(model, Samples(samples.x, y), loss=SQUARED, radii=RADII, cost=norm.cost):
+            worst = regression_worst(Samples(samples.x, y), theta, norm, found.radius)
+            assert found.attained == pytest.approx(worst, rel=1e-8)
+            assert found.bound == pytest.approx(worst, rel=1e-8)
+            assert found.spent <= found.radius
             assert found.status == "proved"
 
     @pytest.mark.parametrize("norm", NORMS[:3], ids=str)
@@ -332,6 +347,26 @@ class TestStatus:
         gap = plain.pop("gap")
         assert Certificate(**plain) == found
         assert gap == found.gap
+
+    def test_nothing_is_proved_under_autocast(self) -> None:
+        model, samples = classification(0, 2)
+        model, samples = model.float(), Samples(samples.x.float(), samples.y)
+        assert self.one(model, samples).status == "proved"
+        with torch.autocast("cpu", torch.bfloat16):
+            for radius in (0.0, 0.1):
+                found = self.one(model, samples, radii=[radius])
+                assert (found.status, found.reason) == ("estimated", "autocast rounds the outputs")
+
+    def test_the_reason_is_said(self) -> None:
+        model, samples = classification(0, 2)
+        assert self.one(model, samples).reason is None
+        loss = nn.CrossEntropyLoss(reduction="none")
+        loss.register_forward_hook(lambda module, inputs, output: 1.1 * output)
+        assert self.one(model, samples, loss=loss).reason == "a module (CrossEntropyLoss) has a hook"
+        own = nn.CrossEntropyLoss(reduction="none")
+        own.forward = lambda output, y: 1.1 * nn.functional.cross_entropy(output, y, reduction="none")
+        assert self.one(model, samples, loss=own).reason == "the forward of a module (CrossEntropyLoss) was replaced"
+        assert "no bound on the curvature" in str(self.one(relu_network(generator(0), 4), samples).reason)
 
 
 class TestRequest:

@@ -54,8 +54,8 @@ def certify(
             table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
         show(table)
         say(OUT, "rho_hat: the radius at which this gamma's bound is tight, E[c] of its sup; gap: bound less attained")
-        if any(row["status"] == "estimated" for row in rows):
-            say(OUT, "estimated: the sup was approached by ascent, so the bound is an estimate, not a bound")
+        for reason in dict.fromkeys(row["reason"] for row in rows if row["status"] == "estimated"):
+            say(OUT, f"estimated, so the bound is an estimate and not a bound: {reason}")
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:
