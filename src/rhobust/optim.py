@@ -7,7 +7,6 @@ with g_gamma = rho - E c. The server of a federation calls the same step on aver
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +113,9 @@ _fused_ruled = fusible(_ruled, writes=True)
 class ProximalOptimizer(Optimizer):
     """Wraps a torch optimizer over theta: its step, then the prox of r in its own metric, then gamma.
 
-    It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it.
+    It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it. A
+    schedule that sets one rate for all groups (OneCycleLR, CyclicLR) sets theta's, and gamma keeps its own; a list of
+    rates sets both.
     An optimizer whose per-coordinate step is not known (`METRICS`) needs `metric=` as soon as r is not zero.
 
     >>> import rhobust
@@ -169,11 +170,11 @@ class ProximalOptimizer(Optimizer):
                 f"known; pass metric=, or use one of {', '.join(kind.__name__ for kind in METRICS)}"
             )
         self._metric: Metric = known or _sgd_metric
-        first = optimizer.param_groups[0].get("lr")
-        # Whether it was told of equal rates, or they are as asked.
-        self._told = not isinstance(first, float) or self.gamma_rule.lr == first
         self.base = optimizer
-        super().__init__([objective.gamma], {"lr": self.gamma_rule.lr})
+        # Schedules that cycle the momentum look for it in every group, and in the defaults. Gamma's is never read.
+        cycled = [key for key in ("betas", "momentum") if key in optimizer.defaults]
+        momentum: dict[str, Any] = {key: optimizer.defaults[key] for key in cycled}
+        super().__init__([objective.gamma], {"lr": self.gamma_rule.lr, **momentum})
         self.param_groups = [*optimizer.param_groups, *self.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -186,7 +187,7 @@ class ProximalOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # What `Optimizer` keeps in a copy, and what is ours.
-        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric", "_told")
+        ours = ("base", "objective", "regularizer", "gamma_rule", "_metric")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ours}}
 
     @torch.no_grad()
@@ -226,8 +227,7 @@ class ProximalOptimizer(Optimizer):
         objective, gamma = self.objective, self.objective.gamma
         if gamma.grad is None:
             return
-        lr = self.param_groups[-1]["lr"]
-        self._check_schedule(lr)
+        lr = self._gamma_rate()
         rule, bounds, state = self.gamma_rule, (objective.radius, objective.gamma_min), self.state[gamma]
         if rule.fusible and fuses():
             # A rate on the host is a kernel's argument; as a number, what is compiled would hold for this one alone.
@@ -236,19 +236,17 @@ class ProximalOptimizer(Optimizer):
         else:
             _ruled(rule, gamma, gamma.grad, *bounds, lr, state)
 
-    def _check_schedule(self, lr: Rate) -> None:
-        """Most schedules scale the rate of each group; some set one number for all, and gamma hardly moves then."""
-        theta_lr = self.param_groups[0].get("lr")
-        if self._told or isinstance(lr, Tensor) or isinstance(theta_lr, Tensor):
-            return
-        if lr == theta_lr and 0 < lr < 0.5 * self.gamma_rule.lr:
-            self._told = True
-            warnings.warn(
-                f"gamma's learning rate was {self.gamma_rule.lr:g} and is now theta's, {lr:g}: gamma may not find its "
-                "place. A schedule that sets rates (OneCycleLR, CyclicLR) takes one for each group, gamma's last: "
-                f"max_lr=[..., {self.gamma_rule.lr:g}], cycle_momentum=False",
-                stacklevel=7,  # the line that called `step`, which torch and the schedule have wrapped
-            )
+    def _gamma_rate(self) -> Rate:
+        """The learning rate of gamma's group, unless somebody set one number for all groups, which is meant for theta.
+
+        OneCycleLR and CyclicLR do, and say so in `initial_lr`; other schedules scale the rate that each group has.
+        """
+        theta, gamma = self.param_groups[0], self.param_groups[-1]
+        rate: Rate = gamma["lr"]
+        for_theta, for_gamma = (group.get("initial_lr", group.get("lr")) for group in (theta, gamma))
+        if isinstance(for_theta, Tensor) or isinstance(for_gamma, Tensor):
+            return rate  # reading them back would wait for the device
+        return self.gamma_rule.lr if for_gamma == for_theta != self.gamma_rule.lr else rate
 
     @torch.no_grad()
     def stationarity(self) -> Tensor:

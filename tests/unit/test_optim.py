@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR, StepLR
 
 import rhobust
 from rhobust.ascent import Ball, Identity, PenalizedAscent
@@ -588,27 +588,88 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         rhobust.ProximalOptimizer(objective, torch.optim.Adam(objective.model.parameters()))  # type: ignore[arg-type]
 
 
-def test_a_schedule_that_sets_one_rate_for_all_is_told_of_once_and_one_that_scales_is_not() -> None:
-    def warned(schedule: Callable[[Optimizer], Any]) -> list[str]:
-        model = Vector([1.0])
-        optimizer = wrap(model, SGD([model.theta], lr=0.001))
-        scheduler = schedule(optimizer)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            for _ in range(10):
-                optimizer.objective.gamma.grad = torch.zeros_like(optimizer.objective.gamma)
-                model.theta.grad = torch.zeros_like(model.theta)
-                optimizer.step()
-                scheduler.step()
-        assert all(one.filename == __file__ for one in said)  # points at the caller
-        return [str(one.message) for one in said]
+@pytest.mark.parametrize("kind", [Adam, partial(SGD, momentum=0.9)], ids=["betas", "momentum"])
+@pytest.mark.parametrize(
+    "schedule",
+    [partial(OneCycleLR, max_lr=0.01, total_steps=12), partial(CyclicLR, base_lr=1e-3, max_lr=0.01, step_size_up=4)],
+    ids=["one cycle", "cyclic"],
+)
+def test_a_schedule_that_sets_one_rate_for_all_leaves_gamma_its_own(kind: Any, schedule: Any) -> None:
+    rule = rhobust.Multiplicative(lr=0.05)
 
-    once = partial(torch.optim.lr_scheduler.OneCycleLR, total_steps=11, cycle_momentum=False)
-    (message,) = warned(lambda optimizer: once(optimizer, max_lr=0.002))
-    assert "takes one for each group, gamma's last: max_lr=[..., 0.05]" in message
-    assert not warned(lambda optimizer: once(optimizer, max_lr=[0.002, 0.05]))
-    assert not warned(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5))  # to 0 and back
-    assert not warned(lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10))  # from 0
+    def trained(scheduled: bool) -> tuple[list[float], list[float]]:
+        model = Vector([1.0])
+        optimizer = wrap(model, kind([model.theta], lr=0.002), gamma_rule=rule)
+        scheduler = schedule(optimizer) if scheduled else None
+        gammas, rates = [], []
+        for step in range(10):
+            optimizer.objective.gamma.grad = torch.full_like(optimizer.objective.gamma, (-1.0) ** step - 0.3)
+            model.theta.grad = torch.ones_like(model.theta)
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            gammas.append(optimizer.objective.gamma.item())
+            rates.append(optimizer.base.param_groups[0]["lr"])
+        return gammas, rates
+
+    (gammas, rates), (alone, constant) = trained(scheduled=True), trained(scheduled=False)
+    assert gammas == alone
+    assert len(set(rates)) >= 5
+    assert set(constant) == {0.002}
+
+
+def test_a_schedule_of_one_cycle_cycles_the_momentum_of_theta_as_it_does_without_gamma() -> None:
+    model, bare = Vector([1.0]), Vector([1.0])
+    optimizer, plain = wrap(model, Adam([model.theta], lr=0.002)), Adam([bare.theta], lr=0.002)
+    schedulers = [OneCycleLR(one, max_lr=0.1, total_steps=12) for one in (optimizer, plain)]
+    for step in range(10):
+        for one, theta, scheduler in zip((optimizer, plain), (model.theta, bare.theta), schedulers, strict=True):
+            theta.grad = torch.full_like(theta, math.sin(step))
+            one.step()
+            scheduler.step()
+        assert optimizer.base.param_groups[0]["betas"] == plain.param_groups[0]["betas"]
+        assert torch.equal(model.theta, bare.theta)
+    assert plain.param_groups[0]["betas"][0] != 0.9
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        (partial(LambdaLR, lr_lambda=lambda step: 1 / (1 + step)), 1 / 4),
+        (partial(StepLR, step_size=1, gamma=0.5), 1 / 8),
+        (partial(OneCycleLR, max_lr=[0.01, 0.05], total_steps=12, cycle_momentum=False), None),
+    ],
+    ids=["lambda", "step", "a rate for each"],
+)
+def test_a_schedule_that_scales_rates_or_has_one_for_gamma_sets_gamma_s(schedule: Any, factor: float | None) -> None:
+    model = Vector([1.0])
+    optimizer = wrap(model, SGD([model.theta], lr=0.002), gamma_rule=rhobust.ProjectedGradient(lr=0.05))
+    scheduler = schedule(optimizer)
+    moves = []
+    for _ in range(4):
+        before = optimizer.objective.gamma.item()
+        optimizer.objective.gamma.grad = torch.full_like(optimizer.objective.gamma, -1.0)
+        model.theta.grad = torch.zeros_like(model.theta)
+        optimizer.step()
+        moves.append(optimizer.objective.gamma.item() - before)
+        rate = optimizer.param_groups[-1]["lr"]
+        assert moves[-1] == pytest.approx(rate)
+        scheduler.step()
+    if factor is not None:
+        assert moves[-1] == pytest.approx(0.05 * factor)
+    assert len(set(moves)) == 4
+
+
+def test_a_rate_that_a_schedule_left_to_gamma_survives_a_checkpoint() -> None:
+    def begun() -> tuple[Any, Any]:
+        model = Vector([1.0])
+        optimizer = wrap(model, Adam([model.theta], lr=0.002), gamma_rule=rhobust.ProjectedGradient(lr=0.05))
+        return optimizer, OneCycleLR(optimizer, max_lr=0.01, total_steps=12)
+
+    optimizer, _ = begun()
+    again, _ = begun()
+    again.load_state_dict(optimizer.state_dict())
+    assert steer(again, [-1.0]) == [pytest.approx(2.05)]
 
 
 @pytest.mark.parametrize("defaults", [{}, {"lr": None}], ids=str)
@@ -630,7 +691,7 @@ def test_an_optimizer_without_a_rate_of_its_own_steps_where_there_is_no_prox(def
 def test_a_rate_that_is_a_tensor_is_not_read_back() -> None:
     model = Vector([1.0])
     optimizer = wrap(model, SGD([model.theta], lr=torch.tensor(0.1)), rhobust.L1(0.1))
-    assert optimizer._told is True  # and nothing is compared, in this or any step
+    assert optimizer._gamma_rate() == 0.05
     model.theta.grad = torch.zeros(1, dtype=torch.float64)
     assert steer(optimizer, [0.0]) == [2.0]
     assert model.theta.item() == pytest.approx(0.99)
