@@ -16,7 +16,7 @@ from rhobust.errors import ConfigError, DataError
 from rhobust.losses import cross_entropy
 from rhobust.maximizer import count_problem
 from rhobust.objective import PerSampleLoss
-from rhobust.trust import CHECKS, Flag, examine, falling, outside
+from rhobust.trust import CHECKS, Flag, examine, falling, learned, outside
 from rhobust.wasserstein import Transported, wasserstein
 
 USUAL_ATTACKS = ("fgsm", "ifgsm", "pgd", "pgd-margin")
@@ -135,9 +135,10 @@ def evaluate(
             if done:
                 done(f"wasserstein {budget:g}")
         torch.manual_seed(seed)
-        flags = [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
+        flags, made = learned(clean, samples.y)
+        flags += [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
         flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
-        made = {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())
+        made |= {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())
         if checks:
             more, probed = examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
             flags += more

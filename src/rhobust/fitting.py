@@ -22,7 +22,7 @@ from rhobust.observer import Observer, Warner
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
 from rhobust.runs import rho_eff
-from rhobust.trainer import Trainer, compose, seeded
+from rhobust.trainer import Trainer, compose, no_use, seeded
 
 _RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
 _ELSEWHERE = {
@@ -133,6 +133,10 @@ def fit(
         average=average,
     )
     trainer = Trainer(engine, batches_of(data, batch_size, seed, device, some.dtype), epochs, memory=memory)
+    observer = observer or Warner()
     with seeded(seed, device):
-        trainer.train(observer or Warner())
+        trainer.train(observer)
+    whole = trainer.batches.whole()
+    if whole is not None and (problem := no_use(engine.objective, whole)):
+        observer.warned(problem)
     return Fit(engine.objective, engine.optimizer, trainer.history)

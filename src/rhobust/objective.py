@@ -189,6 +189,11 @@ class RobustObjective(nn.Module):
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
 
     @property
+    def classifies(self) -> bool:
+        """Whether the labels are class numbers of the model's outputs; known once it has answered."""
+        return bool(self._classes)
+
+    @property
     def unspendable(self) -> str | None:
         """Why E c cannot meet the radius, if it cannot. (Flips of labels, where they have a price, cost too.)"""
         why = None if math.isfinite(self.cost.kappa) else self.maximizer.short_of(self.radius)

@@ -27,7 +27,7 @@ from rhobust.rounds import Rounds, Workers
 from rhobust.runs import Run
 from rhobust.simulation import Simulation
 from rhobust.toml import read_toml
-from rhobust.trainer import Trainer, compose, seeded
+from rhobust.trainer import Trainer, compose, no_use, seeded
 
 # What a look at the test error in the middle of a federated training costs: these attacks, on so many samples.
 _LOOK = (("ifgsm", "pgd"), 0.1, 1000)
@@ -68,6 +68,9 @@ def carry_on(run: Run, trainer: Trainer | Rounds, data: DataSet, observer: Obser
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as problem:
             raise RunError(f"the checkpoint of step {start} in {run.path} does not fit the run: {problem}") from None
     trainer.train(observer, start)
+    test = Samples(data.test.x.to(trainer.objective.gamma.device), data.test.y.to(trainer.objective.gamma.device))
+    if useless := no_use(trainer.objective, test):
+        (observer or Observer()).warned(useless)
     run.finish(
         {
             "model": dict(trainer.objective.model.state_dict()),

@@ -1,5 +1,6 @@
-"""Whether an attacked error can be trusted: what goes wrong when gradients mislead, looked for each time.
+"""Whether an error can be trusted: what goes wrong when nothing was learned or gradients mislead, looked for each time.
 
+    learned          the clean error is clearly below that of the best constant answer
     grows            the error does not fall as epsilon grows, and an attack free to move anywhere succeeds
     many-steps       forty steps do at least as well as one
     one-step         one step does not miss most of what forty find (training that overfits to its own attack)
@@ -29,9 +30,15 @@ from rhobust.errors import Unmovable
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.undisturbed import undisturbed
 
-CHECKS = ("grows", "inside", "many-steps", "one-step", "gradients", "white-box")
+CHECKS = ("learned", "grows", "inside", "many-steps", "one-step", "gradients", "white-box")
 
 _PROBES = 256  # samples that the probes look at
+_JUDGED = 1000  # samples that a model is judged on when its training ends
+_DEVIATIONS = 2.0  # standard errors of a difference that chance does not explain
+_CAUSES = (
+    "Likely causes: a training against moves so large that they hide the classes (epsilon, noise or radius), "
+    "a learning rate that does not fit, or too few epochs"
+)
 _NOTABLE = 0.02  # a difference of error below this is nobody's business
 _FLAT = 0.05  # share of samples without any slope that is too much
 _MISSED = 0.25  # one step that finds less than this share of what forty find
@@ -43,6 +50,32 @@ class Flag:
 
     check: str
     message: str
+
+
+def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag], set[str]]:
+    """The check on the clean errors, (N,), of a model: its flag, and its name where there are samples enough for it."""
+    answer = y.mode().values
+    constant = y != answer
+    only_constant, only_model = int((constant & ~wrong).sum()), int((wrong & ~constant).sum())
+    if int(constant.sum()) <= _DEVIATIONS**2:  # even a model without errors would not be clearly ahead
+        return [], set()
+    if only_constant - only_model > _DEVIATIONS * math.sqrt(only_constant + only_model):
+        return [], {"learned"}
+    errors = f"the clean error, {_percent(wrong)}, is not clearly below {_percent(constant)}"
+    message = f"{errors}, that of the constant answer {int(answer)}: the model has learned nothing. {cause}"
+    return [Flag("learned", message)], {"learned"}
+
+
+def learned_nothing(model: nn.Module, samples: Samples, cause: str) -> str | None:
+    """Why a model that was trained is of no use, if so, judged on some of the samples."""
+    some = _spread(samples, _JUDGED)
+    flags, _ = learned(errs(model, some.x, some.y), some.y, cause)
+    return flags[0].message if flags else None
+
+
+def _spread(samples: Samples, most: int) -> Samples:
+    """Some of the samples, from all over the data, which may be sorted by class."""
+    return samples[torch.linspace(0, len(samples) - 1, min(most, len(samples))).long().to(samples.x.device)]
 
 
 def falling(name: str, grid: Sequence[float], fooled: Tensor) -> Flag | None:
@@ -77,8 +110,7 @@ def examine(
     Without a radius only the slope is looked at, and that where the model is right. Draws from torch's global
     generator.
     """
-    # From all over the data, which may be sorted by class.
-    some = samples[torch.linspace(0, len(samples) - 1, min(_PROBES, len(samples))).long().to(samples.x.device)]
+    some = _spread(samples, _PROBES)
     right = ~errs(model, some.x, some.y)
     flags, made = [], set()
     if right.any():
@@ -160,7 +192,7 @@ def _white_box(blind: Tensor, seeing: Tensor, where: str) -> Flag | None:
 def _beats(one: Tensor, other: Tensor) -> bool:
     """Whether one attack fools notably more of the same samples, by more than two standard errors of the difference."""
     only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
-    return only_one - only_other > max(_NOTABLE * len(one), 2 * math.sqrt(only_one + only_other))
+    return only_one - only_other > max(_NOTABLE * len(one), _DEVIATIONS * math.sqrt(only_one + only_other))
 
 
 def _percent(chosen: Tensor) -> str:

@@ -56,6 +56,17 @@ def test_a_run_directory_tells_everything(trained: Path) -> None:
     assert environment["device"]
 
 
+def test_a_model_that_has_learned_nothing_is_warned_of_after_training_and_by_evaluate(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    words = ("--method", "nfgsm", "--epochs", "8", "--out", path, "epsilon=1.5", "noise=1")
+    trained = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
+    assert trained.exit_code == 0
+    assert "the model has learned nothing. The moves of its training may hide" in trained.stderr
+    said = command("evaluate", path, "--attacks", "fgsm", "--epsilons", "0.1")
+    assert "NOT TO BE TRUSTED (learned): the clean error, " in said
+    assert "no reason to doubt" not in said
+
+
 def test_load_gives_the_trained_module_back(trained: Path) -> None:
     model = rhobust.load(trained)
     assert isinstance(model, torch.nn.Module)

@@ -160,9 +160,18 @@ def test_data_that_are_sorted_are_not_taken_for_their_first_part() -> None:
     x = torch.cat([torch.zeros(1500, 3), torch.ones(1500, 3)])
     for order in (torch.arange(3000), torch.arange(3000).reshape(2, 1500).T.flatten()):  # and every other one
         y = order // 1500
-        rhobust.fit(
-            nn.Linear(3, 2), (x[order], y), method="spgda", radius=0.5, epochs=np.int64(1), batch_size=np.int64(500)
-        )
+        model = nn.Linear(3, 2)
+        rate = torch.optim.SGD(model.parameters(), lr=1.0)  # in six steps the model has to learn something
+        sizes = {"epochs": np.int64(1), "batch_size": np.int64(500)}
+        rhobust.fit(model, (x[order], y), method="spgda", radius=0.5, optimizer=rate, **sizes)
+
+
+def test_a_model_that_has_learned_nothing_is_warned_of_from_the_line_that_called() -> None:
+    x, y = torch.ones(400, 3), torch.arange(400) % 2
+    settings = {"method": "fgsm", "epochs": 2}
+    with pytest.warns(UserWarning, match="has learned nothing. The moves of its training may hide") as said:
+        rhobust.fit(nn.Linear(3, 2), (x, y), **settings)  # type: ignore[arg-type]
+    assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64])

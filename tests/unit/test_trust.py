@@ -14,7 +14,7 @@ import rhobust
 from rhobust.data import DataSet, Samples, digits
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.models import build_model
-from rhobust.trust import CHECKS, falling, outside
+from rhobust.trust import CHECKS, falling, learned, outside
 
 LOSS = partial(cross_entropy, reduction="none")
 
@@ -111,7 +111,47 @@ def test_an_error_that_falls_as_the_ball_grows_is_flagged_and_chance_is_not() ->
 def test_every_flag_is_a_known_check() -> None:
     models = [Misled(lambda x: torch.zeros(len(x), 1, 1, 1)), Misled(lambda x: 2 * on_the_grid(x) - 1)]
     models += [Misled(lambda x: 1 - 2 * on_the_grid(x))]
-    assert set().union(*(raised(model) for model in models)) | {"inside"} == set(CHECKS)
+    assert set().union(*(raised(model) for model in models)) | {"inside", "learned"} == set(CHECKS)
+
+
+class Constant(nn.Module):
+    """Says one class, whatever it sees, but for the first coordinate's doing."""
+
+    def __init__(self, answer: int, heed: float = 0.0) -> None:
+        super().__init__()
+        self.answer, self.heed = answer, heed
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.heed * x.flatten(1)[:, :10]
+        scores[:, self.answer] = 1.0
+        return scores
+
+
+def test_a_constant_answer_is_nothing_learned() -> None:
+    data = digits()
+    for answer in range(3):
+        found = evaluate(Constant(answer, 1e-3), data.test, loss=LOSS, bounds=data.bounds, attacks=[], budgets=[0.01])
+        (flag,) = (flag for flag in found.flags if flag.check == "learned")
+        assert "is not clearly below" in flag.message
+        assert "the model has learned nothing" in flag.message
+
+
+@pytest.mark.parametrize(("errors", "flagged"), [(30, True), (26, True), (18, False), (0, False)])
+def test_chance_is_not_learning(errors: int, flagged: bool) -> None:
+    """Always 0 errs on 30 of 100. A model that errs on 26 of them is not two deviations ahead."""
+    y = torch.zeros(100, dtype=torch.long)
+    y[:30] = 1
+    wrong = torch.zeros(100, dtype=torch.bool)
+    wrong[:errors] = True
+    flags, made = learned(wrong, y)
+    assert ([flag.check for flag in flags] == ["learned"]) is flagged
+    assert made == {"learned"}
+
+
+def test_learning_is_judged_only_where_a_perfect_model_would_pass() -> None:
+    y = torch.zeros(100, dtype=torch.long)
+    y[:4] = 1
+    assert learned(torch.zeros(100, dtype=torch.bool), y) == ([], set())
 
 
 def test_results_that_were_not_counted_are_flagged() -> None:
@@ -143,10 +183,10 @@ def test_gradients_that_are_not_numbers_are_no_slope() -> None:
     ("asked", "made"),
     [
         ({"attacks": ["pgd"], "epsilons": [0.0, 0.1]}, set(CHECKS)),
-        ({"attacks": ["pgd"], "epsilons": [0.0]}, {"inside", "gradients"}),
-        ({"attacks": ["pgd-l2"], "epsilons": [0.1, 0.2]}, {"grows", "inside", "gradients"}),
-        ({"attacks": [], "budgets": [0.1]}, {"inside", "gradients"}),
-        ({"attacks": ["pgd"], "epsilons": [0.0, 0.1], "checks": False}, {"grows", "inside"}),
+        ({"attacks": ["pgd"], "epsilons": [0.0]}, {"learned", "inside", "gradients"}),
+        ({"attacks": ["pgd-l2"], "epsilons": [0.1, 0.2]}, {"learned", "grows", "inside", "gradients"}),
+        ({"attacks": [], "budgets": [0.1]}, {"learned", "inside", "gradients"}),
+        ({"attacks": ["pgd"], "epsilons": [0.0, 0.1], "checks": False}, {"learned", "grows", "inside"}),
     ],
 )
 def test_only_checks_that_were_made_are_claimed(asked: dict[str, Any], made: set[str]) -> None:

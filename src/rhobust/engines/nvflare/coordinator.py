@@ -122,11 +122,10 @@ def stop_file(report: Path) -> Path:
 
 
 class _Log(Observer):
-    """What should be known of a training, in the server's log; who was dropped is in the metrics."""
+    """What should be known of a training, in the server's log."""
 
     def warned(self, message: str) -> None:
-        if not message.startswith("round "):
-            _LOG.warning(message)
+        _LOG.warning(message)
 
 
 def _reason(error: Exception, seconds: float) -> str:
