@@ -91,9 +91,12 @@ def fit(
     were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    >>> trained = fit(nn.Linear(3, 2), (x, (x[:, 0] > 0).long()), method="spgda", radius=0.1, epochs=2)
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    >>> data = x, (x[:, 0] > 0).long()
+    >>> trained = fit(model, data, method="spgda", radius=0.1, epochs=30, optimizer=optimizer)
     >>> len(trained.history)
-    2
+    30
     """
     if misplaced := [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]:
         raise ConfigError(dict.fromkeys(misplaced))

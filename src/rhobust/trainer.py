@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rhobust.averaging import WeightAverage
 from rhobust.batches import Batches
 from rhobust.costs import Cost
+from rhobust.data import Samples
 from rhobust.engines.captured import CapturedEngine
 from rhobust.engines.local import LocalEngine, Record
 from rhobust.errors import Refused
@@ -25,6 +26,7 @@ from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import Regularizer
 from rhobust.runs import Run
+from rhobust.trust import learned_nothing
 
 _LOOKED_AT = 1000  # samples
 
@@ -67,7 +69,7 @@ class Trainer:
     def train(self, observer: Observer | None = None, start: int = 0) -> None:
         """Take every step from `start` on.
 
-        With a run directory, SIGINT and SIGTERM take effect between two steps, after a checkpoint.
+        With a run directory, SIGINT, SIGTERM and SIGHUP take effect between two steps, after a checkpoint.
         """
         observer = observer or Observer()
         per_epoch = self.batches.steps()
@@ -148,6 +150,15 @@ class Trainer:
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"], self.objective.gamma.device)
+
+
+def no_use(objective: RobustObjective, samples: Samples) -> str | None:
+    """Why the model that was trained has learned nothing, if so: judged on samples whose labels are class numbers."""
+    if not objective.classifies:
+        return None
+    moves = objective.maximizer.gradients or objective.noise
+    hidden = "The moves of its training may hide what tells the classes apart: lower epsilon, noise or the radius"
+    return learned_nothing(objective.model, samples, hidden if moves else "Try another learning rate, or more epochs")
 
 
 def _to_one_point(cost: Cost, x: Tensor) -> float:
