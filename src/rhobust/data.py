@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ _PIXELS = (-1.0, 1.0)
 _FULL = {torch.float32, torch.float64}  # precisions that give way to the model's
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+_TIFF_BITS = 258  # the tag that holds the bits of each channel
 _ARRAYS = ("x", "y", "x_test", "y_test", "bounds")
 _MOST_NAMES, _LONGEST_NAME = 10, 40  # of arrays that a file has instead, in a message
 # A small file that unpacks into a large one is a bomb: real data shrink by far less, a run of zeros a thousandfold.
@@ -241,16 +243,18 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _image(file: Path) -> NDArray[np.uint8]:
-    """Pixels (height, width, channels): one channel for gray, three for color."""
-    from PIL import Image
+    """Pixels (height, width, channels), upright: one channel for gray, three for color."""
+    from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=_IMAGE_FORMATS) as image:
-                if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255
-                    raise ValueError(f"more than 8 bits a channel (mode {image.mode}); save it with 8, or use an .npz")
-                return np.atleast_3d(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+                gray, bits = image.mode in ("1", "L", "LA"), max(getattr(image, "tag_v2", {}).get(_TIFF_BITS, [8]))
+                # What is more, Pillow would cut: in gray what is above 255, in color the lower bits.
+                if image.mode.startswith(("I", "F")) or bits > 8 or re.search(";16[BLN]", str(image.tile)):
+                    raise ValueError("more than 8 bits a channel; save it with 8, or use an .npz")
+                return np.atleast_3d(np.asarray(ImageOps.exif_transpose(image).convert("L" if gray else "RGB")))
     except Exception as problem:  # each decoder fails in ways of its own on damaged bytes
         raise DataError(f"{file} cannot be read as an image: {str(problem) or type(problem).__name__}") from None
 

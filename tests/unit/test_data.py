@@ -6,8 +6,10 @@ import http.server
 import os
 import struct
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -255,6 +257,66 @@ def test_a_folder_of_images_per_class(tmp_path: Path) -> None:
         from_folder(tmp_path)
     (tmp_path / "owl" / "color.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"color\.png cannot be read as an image"):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_an_image_is_seen_as_its_camera_was_held(tmp_path: Path, suffix: str) -> None:
+    """Orientation 6: what is kept as the left column is the top row."""
+    pixels, exif = np.zeros((8, 16, 3), dtype=np.uint8), Image.Exif()
+    pixels[:, :8], exif[274] = 255, 6
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.{suffix}", exif=exif)
+    x = from_folder(tmp_path).train.x
+    assert x.shape[1:] == (3, 16, 8)
+    assert x[:, :, :7].min() > 0.9
+    assert x[:, :, 9:].max() < -0.9
+
+
+def png(channels: int, depth: int) -> bytes:
+    """A gray or colored image of 3 x 2, with or without an alpha channel; Pillow writes none of 16 bits in color."""
+    color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = (b"\0" + bytes(range(3 * channels * depth // 8))) * 2
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 3, 2, depth, color, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def tiff(depth: int) -> bytes:
+    """The same in color as a TIFF, one channel after the other."""
+    size, lists = 6 * depth // 8, 8 + 2 + 10 * 12 + 4  # bytes of a channel; where lists of three are, after the tags
+    tags = {256: 3, 257: 2, 258: lists, 259: 1, 262: 2, 273: lists + 12, 277: 3, 278: 2, 279: lists + 24, 284: 2}
+    directory = [struct.pack("<HHII", tag, 4, 3 if value >= lists else 1, value) for tag, value in tags.items()]
+    three = [depth] * 3 + [lists + 36 + size * channel for channel in range(3)] + [size] * 3
+    content = struct.pack("<9I", *three) + bytes(range(3 * size))
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(directory) + bytes(4) + content
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("gray.png", partial(png, 1)),
+        ("gray-alpha.png", partial(png, 2)),
+        ("color.png", partial(png, 3)),
+        ("color-alpha.png", partial(png, 4)),
+        ("color.tif", tiff),
+    ],
+)
+def test_bits_that_would_be_cut_off_are_refused_in_gray_and_in_color(
+    tmp_path: Path, name: str, make: Callable[[int], bytes]
+) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / name).write_bytes(make(8))
+    assert from_folder(tmp_path).train.x.shape[2:] == (2, 3)
+    (tmp_path / "dog" / name).write_bytes(make(16))
+    with pytest.raises(DataError, match=rf"dog/{name} .* more than 8 bits a channel; save it with 8, or use an \.npz"):
         from_folder(tmp_path)
 
 
