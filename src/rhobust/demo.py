@@ -51,7 +51,7 @@ class Demo:
                 [self.out / name for name in methods()], done=lambda what: status.update(f"measuring {what}")
             )
             status.update("drawing")
-            write_atomically(page, to_html(report, page).encode())
+            write_atomically(page, to_html(report, page).encode(errors="backslashreplace"))
         return self._table(tables.headline(report)), page
 
     def _table(self, found: tables.Table) -> Table:

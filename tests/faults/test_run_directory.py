@@ -1,6 +1,7 @@
 """Run directories that somebody else touches: another process, an editor, a full disk."""
 
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import rhobust
+from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
@@ -112,6 +115,28 @@ def test_a_damaged_model_says_how_to_make_it_again(whole: Path, tmp_path: Path) 
     model.unlink()
     train_run(path, None)
     assert model.read_bytes() == sound
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no such names there")
+def test_a_name_that_is_not_utf8_is_one_like_any_other(stopped: Path, whole: Path) -> None:
+    path, shown = stopped.with_name(os.fsdecode(b"run\xff")), rf"{stopped.parent}/run\udcff"
+    stopped.rename(path)
+    said = Said()
+    train_run(path, None, said)
+    assert said.messages == []  # it went on from its checkpoint
+    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert rhobust.load(path).gamma == rhobust.load(whole).gamma
+    few, page = ["--samples", "20"], path.with_suffix(".md")
+    for words, line in (
+        (["train", "--resume", path], f"{shown} was finished already"),
+        (["evaluate", path, *few, "--attacks", "fgsm"], f"on 20 test samples of {shown}\n"),
+        (["certify", path, *few], "rho_hat"),
+        (["report", path, *few, "--out", page], f"{shown}.md: 1 row of 1 run"),
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert line in done.stdout
+    assert f"rhobust certify '{shown}'" in page.read_text(encoding="utf-8")
 
 
 def test_a_place_that_cannot_be_written_is_one_line(

@@ -43,7 +43,7 @@ def report(
     with measuring("reporting") as tell:
         found = gather(runs, samples, tell)
         tell("drawing")
-        write_atomically(path, FORMATS[form](found, path).encode())
+        write_atomically(path, FORMATS[form](found, path).encode(errors="backslashreplace"))
     if not quiet:
         flags = found.flags()
         rows, entries = counted(len(found.rows), "row"), counted(len(found.entries), "run")
