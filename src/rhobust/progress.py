@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -14,8 +15,13 @@ from rhobust.observer import Observer
 
 
 def say(console: Console, message: str) -> None:
-    """A plain line: brackets and paths stay as they are, whatever the width."""
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    """A plain line: brackets and paths stay as they are, whatever the width; what is no text in a path is escaped.
+
+    A closed terminal stops no training: only what goes to standard output, the results, has to arrive.
+    """
+    printable = message.encode(errors="backslashreplace").decode()
+    with suppress(OSError) if console.stderr else nullcontext():
+        console.print(printable, markup=False, highlight=False, soft_wrap=True)
 
 
 def in_words(errors: Mapping[str, float]) -> str:
@@ -55,7 +61,8 @@ class TrainingProgress(Observer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        with suppress(OSError):  # the terminal was closed
+            self._bar.stop()
 
     def started(self, steps: int | None, start: int, radius: float | None) -> None:
         self._radius = radius

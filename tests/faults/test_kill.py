@@ -1,6 +1,7 @@
 """A run killed with SIGKILL at any moment and resumed ends bit for bit like one that was left alone."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -11,11 +12,24 @@ import pytest
 
 from rhobust.runs import Run
 
-# Dropout draws from the generator and Adam keeps buffers: all of it has to survive.
-SETTINGS = ["data=digits", "method=spgda", "radius=1", "epochs=3", "batch_size=256", "checkpoint_every=4", "seed=5"]
+# Noise and dropout draw from the generator, also in the middle of an epoch (of 6 steps), and Adam keeps buffers: all of
+# it has to survive.
+SETTINGS = [
+    *("data=digits", "method=spgda", "radius=1", "noise=0.1", "epochs=3", "batch_size=256"),
+    *("checkpoint_every=4", "seed=5"),
+]
 
-# The command in a process that kills itself, as no handler can prevent, at the nth call of a system call.
-KILL_AT = """
+# The command, where a model has dropout.
+MAIN = """
+from torch import nn
+from rhobust.cli import main
+from rhobust.models import MODELS, mlp
+MODELS["mlp"] = lambda shape, classes: nn.Sequential(nn.Dropout(0.2), mlp(shape, classes))
+main()
+"""
+
+# The same in a process that kills itself, as no handler can prevent, at the nth call of a system call.
+KILL_AT = f"""
 import os, signal, sys
 call, count = sys.argv[1], int(sys.argv[2])
 real = getattr(os, call)
@@ -27,13 +41,24 @@ def counted(*args, **kwargs):
     return real(*args, **kwargs)
 setattr(os, call, counted)
 sys.argv = ["rhobust", *sys.argv[3:]]
-from rhobust.cli import main
-main()
-"""
+{MAIN}"""
+
+
+def training(*words: str) -> list[str]:
+    return [sys.executable, "-c", MAIN, "train", *words]
 
 
 def train(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "rhobust", "train", *words, "--quiet"], check=True)
+    subprocess.run([*training(*words), "--quiet"], check=True)
+
+
+def wait_for(process: subprocess.Popen[str], path: Path, lines: int, screen: int | None = None) -> None:
+    """Until so many steps are logged, or the process has ended."""
+    metrics = path / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
+        time.sleep(0.002)
+        if screen is not None:
+            os.read(screen, 10_000)  # a terminal that is full would hold up the bar
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +88,9 @@ def test_killed_during_a_save_and_resumed(tmp_path: Path, undisturbed: Path, cal
 def test_killed_from_outside_twice_and_resumed(tmp_path: Path, undisturbed: Path) -> None:
     path = tmp_path / "run"
     words = [*SETTINGS, "--out", str(path)]
-    for lines in (3, 9):  # wait until so many steps are logged, then kill without warning
-        process = subprocess.Popen([sys.executable, "-m", "rhobust", "train", *words, "--quiet"])
-        metrics = path / "metrics.jsonl"
-        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
-            time.sleep(0.002)
+    for lines in (3, 9):
+        process = subprocess.Popen([*training(*words), "--quiet"], text=True)
+        wait_for(process, path, lines)
         process.kill()
         process.wait()
         words = ["--resume", str(path)]
@@ -75,14 +98,15 @@ def test_killed_from_outside_twice_and_resumed(tmp_path: Path, undisturbed: Path
     assert_same_run(path, undisturbed)
 
 
-def test_an_interrupt_waits_for_the_step_saves_it_and_says_how_to_go_on(tmp_path: Path, undisturbed: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_waits_for_the_step_saves_it_and_says_how_to_go_on(
+    tmp_path: Path, undisturbed: Path, number: signal.Signals
+) -> None:
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "rhobust", "train", *SETTINGS, "checkpoint_every=1000", "--out", str(path)]
+    command = training(*SETTINGS, "checkpoint_every=1000", "--out", str(path))
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics = path / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    wait_for(process, path, 2)
+    process.send_signal(number)
     _, said = process.communicate()
     assert process.returncode == 130
     assert f"--resume {path}" in said
@@ -90,6 +114,35 @@ def test_an_interrupt_waits_for_the_step_saves_it_and_says_how_to_go_on(tmp_path
     train("--resume", str(path))
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (path / name).read_bytes() == (undisturbed / name).read_bytes(), name
+
+
+def test_what_was_ignored_when_it_began_stays_so(tmp_path: Path) -> None:
+    """SIGINT in the background of a script, SIGHUP under nohup."""
+    path = tmp_path / "run"
+    command = training(*SETTINGS, "epochs=1000", "checkpoint_every=100000", "--out", str(path))
+    deaf = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *command]
+    process = subprocess.Popen(deaf, stderr=subprocess.PIPE, text=True)
+    for number, lines in ((signal.SIGINT, 2), (signal.SIGHUP, 7), (signal.SIGTERM, 12)):
+        wait_for(process, path, lines)
+        assert process.poll() is None
+        process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert f"--resume {path}" in said
+    assert len(list((path / "checkpoints").iterdir())) == 1
+
+
+def test_a_terminal_that_is_closed_takes_no_step_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    screen, its = pty.openpty()
+    command = training(*SETTINGS, "epochs=1000", "checkpoint_every=100000", "--out", str(path))
+    process = subprocess.Popen(command, stderr=its, text=True)
+    os.close(its)
+    wait_for(process, path, 2, screen)
+    os.close(screen)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 130
+    assert len(list((path / "checkpoints").iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "emptied"])
@@ -104,9 +157,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     if damage == "flipped bit":
         content[-100] ^= 1
     newest.write_bytes({"flipped bit": content, "cut short": content[: len(content) // 2], "emptied": b""}[damage])
-    resumed = subprocess.run(
-        [sys.executable, "-m", "rhobust", "train", "--resume", str(path)], capture_output=True, text=True, check=True
-    )
+    resumed = subprocess.run(training("--resume", str(path)), capture_output=True, text=True, check=True)
     assert newest.name in resumed.stderr
     assert_same_run(path, undisturbed)
 
