@@ -219,10 +219,15 @@ def contributed() -> dict[str, Any]:
     return names
 
 
+def far_apart(features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes in [-1, 1] that a radius of 2 in eight dimensions does not merge."""
+    y = torch.arange(64) % 2
+    return (2.0 * y[:, None] - 1) * (0.8 + 0.2 * torch.rand(64, features, generator=DRAWS)), y
+
+
 def test_the_readme_s_loop_and_call_train() -> None:
     loop, call = blocks("README.md")
-    x = torch.rand(64, 8, generator=DRAWS) * 2 - 1
-    y = (x[:, 0] > 0).long()
+    x, y = far_apart(8)
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 2)
     loss = torch.nn.CrossEntropyLoss(reduction="none")
@@ -255,9 +260,9 @@ def test_a_model_of_one_s_own_is_measured_as_the_page_says(capsys: pytest.Captur
 
 def test_one_gradient_in_python_is_the_method() -> None:
     (block,) = blocks("docs/one-gradient.md")
-    x = torch.rand(64, 4, generator=DRAWS) * 2 - 1
+    x, y = far_apart(4)
     torch.manual_seed(0)
-    names: dict[str, Any] = {"rhobust": rhobust, "model": torch.nn.Linear(4, 2), "x": x, "y": (x[:, 0] > 0).long()}
+    names: dict[str, Any] = {"rhobust": rhobust, "model": torch.nn.Linear(4, 2), "x": x, "y": y}
     before = names["model"].weight.clone()
     with pytest.warns(UserWarning, match="looks back over 1000 steps, and there are 30"):  # these are few data
         exec(block, names | {"loss": cross_entropy}, names)

@@ -102,7 +102,9 @@ def test_fit_hands_the_average_back() -> None:
     for average in (None, 0.9):
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-        rhobust.fit(model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=average)
+        rhobust.fit(
+            model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=average, observer=Observer()
+        )
         models.append(model.weight.detach())
     assert not torch.equal(*models)
     torch.testing.assert_close(*models, atol=0.05, rtol=0)  # near: the same path, smoothed

@@ -18,6 +18,7 @@ from rhobust.costs import SquaredL2, SquaredLinf
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy, tempered
 from rhobust.objective import RobustObjective
+from rhobust.observer import Observer
 from tests.federations import Setting
 
 DRAWS = torch.Generator().manual_seed(0)
@@ -188,7 +189,7 @@ def test_fit_the_command_and_workers_have_it() -> None:
     found = []
     for temper in (0.0, 0.4):
         model = network().float()
-        rhobust.fit(model, (X.float(), Y), method="spgda", radius=0.1, epochs=3, temper=temper)
+        rhobust.fit(model, (X.float(), Y), method="spgda", radius=0.1, epochs=3, temper=temper, observer=Observer())
         found.append(model[0].weight.detach())  # type: ignore[index]
     assert not torch.equal(*found)
     assert Config.resolve({"method": "spgda", "radius": 2.0, "temper": 0.4}).make_method().temper == 0.4

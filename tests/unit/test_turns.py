@@ -20,6 +20,7 @@ from rhobust.gamma_rules import Multiplicative
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.objective import RobustObjective
+from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
 from rhobust.toml import parse_overrides
 from rhobust.trainer import Trainer
@@ -119,7 +120,9 @@ def test_other_words_are_refused(word: str) -> None:
 
 def test_fit_takes_them() -> None:
     assert find_method("spgda-margin").tuned(steps=list(DEPTHS)).maximizer == MarginAscent(steps=DEPTHS)
-    trained = rhobust.fit(nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS)
+    trained = rhobust.fit(
+        nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS, observer=Observer()
+    )
     assert [record.gradients for record in trained.history] == [1, 1, 1, 3, 1, 1, 1, 3]
 
 
