@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rhobust.checks import check_size
 from rhobust.costs import per_sample, rows
 from rhobust.errors import Refused
 from rhobust.margin import ErrorAscent, MarginAscent, error_length, margin_length
-from rhobust.maximizer import Climb, Maximizer, Step, check_size, maximize
+from rhobust.maximizer import Climb, Maximizer, Step, maximize
 from rhobust.oracle import Oracle
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 

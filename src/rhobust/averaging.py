@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhobust.errors import Refused, is_number
+from rhobust.checks import is_number
+from rhobust.errors import Refused
 
 EVERY = 10  # steps: weights change little in them, and each look reads and writes all of them
 

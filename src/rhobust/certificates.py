@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from rhobust.ascent import Identity
+from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
 from rhobust.data import Samples, samples_of
 from rhobust.dual import Certificate, Dual
-from rhobust.errors import ConfigError, Refused, is_number
+from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy
-from rhobust.maximizer import check_count, check_size
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.sups import AscentSup, LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.undisturbed import undisturbed

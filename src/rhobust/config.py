@@ -6,19 +6,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import DATA, data_problem
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
-from rhobust.memory import decay_problem
 from rhobust.methods import Method, find_method, methods
 from rhobust.models import MODELS
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
@@ -266,12 +265,6 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
     **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average", "memory"), float),
 }
-
-
-def seed_problems(seed: int) -> list[str]:
-    """What is wrong with a seed: torch takes no others."""
-    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
-    return [] if whole and 0 <= seed < 2**63 else [f"seed must be a whole number >= 0 and below 2^63, not {seed}"]
 
 
 def _knob_kind(knob: str) -> type:

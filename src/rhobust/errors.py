@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from numbers import Real
 
 
 class RhobustError(Exception):
@@ -65,8 +64,3 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     return f"unknown {kind} '{name}'{hint}; known: {', '.join(names)}"
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a real number, of Python's or of NumPy's; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)

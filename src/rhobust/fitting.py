@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from rhobust.batches import batches_of
-from rhobust.config import seed_problems
+from rhobust.checks import count_problem, seed_problems
 from rhobust.costs import Cost
 from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, Refused
 from rhobust.gamma_rules import GammaRule
 from rhobust.losses import cross_entropy
-from rhobust.maximizer import count_problem
 from rhobust.methods import find_method
 from rhobust.objective import PerSampleLoss, RobustObjective
 from rhobust.observer import Observer, Warner

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rhobust.errors import Refused, is_number
+from rhobust.checks import is_number
+from rhobust.errors import Refused
 
 Rate = float | Tensor
 """A learning rate; a tensor (), on the host or on gamma's device, where a schedule keeps one or a step is recorded."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rhobust.checks import check_size
 from rhobust.costs import per_sample, rows
-from rhobust.maximizer import Climb, Step, check_size
+from rhobust.maximizer import Climb, Step
 from rhobust.problem import Point, Problem
 
 # Scalar Newton iterations; the tests of the exact maximum need twelve.

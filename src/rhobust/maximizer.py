@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from statistics import fmean
 from typing import Self
 
 from torch import Tensor
 
 from rhobust.capture import capturing
-from rhobust.errors import Refused, is_number
+from rhobust.checks import check_count
+from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
 
@@ -152,23 +152,3 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
         if step.accuracy is not None and not capturing(zeta) and step.accuracy.reached:
             break
     return Maximum(step.answer.to(problem.z.dtype), step.accuracy, paid)
-
-
-def check_count(name: str, count: int) -> None:
-    """Refuse what is no count, and one below one."""
-    if problem := count_problem(name, count):
-        raise Refused(problem)
-
-
-def count_problem(name: str, count: object) -> str | None:
-    """What is wrong with a count, if anything."""
-    sound = isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= 1
-    return None if sound else f"{name} must be a whole number, at least 1, not {count!r}"
-
-
-def check_size(name: str, value: float, *, zero: bool = False, infinite: bool = False) -> None:
-    """Refuse a size that is not positive and finite, unless zero or infinity is one."""
-    low = is_number(value) and (value >= 0 if zero else value > 0)
-    if not low or (value == math.inf and not infinite):
-        finite = "" if infinite else "finite and "
-        raise Refused(f"{name} must be {finite}{'>= 0' if zero else '> 0'}, not {value!r}")

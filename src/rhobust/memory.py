@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rhobust.errors import Refused, is_number
+from rhobust.checks import decay_problem
+from rhobust.errors import Refused
 from rhobust.fusible import fusible
 
 
@@ -53,16 +54,6 @@ class Memory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.moves.copy_(state["moves"])
-
-
-def decay_problem(decay: float) -> str | None:
-    """What is wrong with it, if anything.
-
-    >>> decay_problem(0.0)
-    'memory, the decay of remembered ascents, must be above 0 and at most 1, not 0.0'
-    """
-    sound = is_number(decay) and 0 < decay <= 1
-    return None if sound else f"memory, the decay of remembered ascents, must be above 0 and at most 1, not {decay!r}"
 
 
 @fusible

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rhobust.checks import check_count, check_size
 from rhobust.costs import Cost, per_sample, rows
 from rhobust.errors import Refused
-from rhobust.maximizer import Maximizer, Step, check_count, check_size
+from rhobust.maximizer import Maximizer, Step
 from rhobust.problem import Accuracy, Point, Problem
 
 # A step counts as a rise if it makes at least this share of the gain that a linear loss would have made: enough to

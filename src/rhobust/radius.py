@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rhobust.config import seed_problems
+from rhobust.checks import seed_problems
 from rhobust.costs import Cost, SquaredL2, rows
 from rhobust.errors import ConfigError, DataError, unknown
 

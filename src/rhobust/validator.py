@@ -11,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rhobust.ascent import Maximizer, Oracle
 from rhobust.capture import capturing
+from rhobust.checks import is_number
 from rhobust.costs import Cost
-from rhobust.errors import DataError, Refused, is_number
+from rhobust.errors import DataError, Refused
 
 
 def check_settings(

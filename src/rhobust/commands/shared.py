@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rhobust.config import seed_problems
+from rhobust.checks import seed_problems
 from rhobust.errors import ConfigError
 from rhobust.measurements import Measurement
 from rhobust.progress import say
