@@ -12,13 +12,12 @@ from rhobust.methods import Method, methods
 from rhobust.objective import RobustObjective, Surrogate
 from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import L1
+from rhobust.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rhobust.certificates import certify
     from rhobust.fitting import fit
     from rhobust.trained import load
-
-__version__ = "0.1.0"
 
 __all__ = [
     "L1",

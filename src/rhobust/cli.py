@@ -20,10 +20,9 @@ from rhobust.commands.options import SETTINGS_AS_WORDS
 from rhobust.commands.radius import radius
 from rhobust.commands.report import report
 from rhobust.commands.reproduce import reproduce
-from rhobust.commands.shared import OUT
 from rhobust.commands.train import train
+from rhobust.console import OUT, say
 from rhobust.errors import RhobustError
-from rhobust.progress import say
 
 app = typer.Typer(
     help="Train PyTorch models that hold up everywhere inside a Wasserstein ball around the data.",

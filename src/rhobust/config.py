@@ -15,10 +15,9 @@ from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data import DATA, data_problem
 from rhobust.errors import ConfigError, Refused, unknown
-from rhobust.federation import METHODS as FEDERATED
 from rhobust.federation import Federation, unfolded
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
-from rhobust.methods import Method, find_method, methods
+from rhobust.methods import FEDERATED, Method, find_method, methods
 from rhobust.models import MODELS
 from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
 from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from rhobust.borders import Borders
 from rhobust.costs import rows
 from rhobust.errors import DataError
+from rhobust.multistart import AscentSup, cost_at, loss_at
 from rhobust.problem import Problem
-from rhobust.sups import AscentSup, LinearSup, cost_at, loss_at
+from rhobust.sups import LinearSup
 
 # Where a gamma above L / mu is wanted and none is given: near enough to matter, far enough to converge.
 _ABOVE = 1.01

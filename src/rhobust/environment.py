@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import rhobust
+from rhobust.version import __version__
 
 
 def environment(device: str) -> dict[str, Any]:
     """Here and now, with the device that is used."""
     return {
-        "rhobust": rhobust.__version__,
+        "rhobust": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -12,17 +12,8 @@ from typing import Any, ClassVar
 from rhobust.aggregators import Mean, find_aggregator
 from rhobust.errors import ConfigError, unknown
 from rhobust.liars import find_lie
+from rhobust.methods import FEDERATED
 from rhobust.partitions import find_partition
-
-METHODS = {
-    "drfl": "spgda",
-    "drfl-spgd": "spgd",
-    "drfl-loss": "spgda-loss",
-    "drfl-margin": "spgda-margin",
-    "drfl-literal": "spgda-literal",
-    "fedavg": "erm",
-}
-"""Federated methods, and what each of their workers does: the composition of a central method."""
 
 WEIGHTS = ("equal", "samples")
 SERVERS = ("step", "average")
@@ -82,7 +73,7 @@ class Federation:
         if self.server == "average":
             return "fedavg" if central == "erm" else f"fedavg of {central}"
         return next(
-            (name for name, of in METHODS.items() if of == central and name != "fedavg"), f"federated {central}"
+            (name for name, of in FEDERATED.items() if of == central and name != "fedavg"), f"federated {central}"
         )
 
     def problems(self) -> list[str]:
@@ -142,9 +133,9 @@ def unfolded(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server': 'average'}
     """
     name = settings.get("method")
-    if not isinstance(name, str) or name not in METHODS:
+    if not isinstance(name, str) or name not in FEDERATED:
         return dict(settings)
-    found = dict(settings) | {"method": METHODS[name]}
+    found = dict(settings) | {"method": FEDERATED[name]}
     found.setdefault("rounds", Federation.rounds)
     if name == "fedavg":
         found.setdefault("local_steps", 5)

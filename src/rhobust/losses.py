@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rhobust.errors import DataError, Refused
 from rhobust.fusible import fusible
-from rhobust.validator import check_cross_entropy
 
 
 @fusible
@@ -15,6 +15,30 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample, (B,), for class numbers (B,) or probabilities (B, classes)."""
     check_cross_entropy(output, y)
     return F.cross_entropy(output, y if y.is_floating_point() else y.long(), reduction="none")
+
+
+def check_cross_entropy(output: Tensor, y: Tensor) -> None:
+    """Refuse outputs that are not one for each class, and a y that is neither class numbers nor probabilities."""
+    if y.is_floating_point():
+        if output.ndim < 2 or y.shape != output.shape:
+            raise DataError(
+                f"y holds floating point numbers, of shape {tuple(y.shape)} for outputs {tuple(output.shape)}, and "
+                "cross-entropy wants whole class numbers, or probabilities of the outputs' shape; for regression pass "
+                "another loss="
+            )
+    elif output.ndim < 2 or y.shape != output.shape[:1] + output.shape[2:]:  # one label, or one for each pixel
+        if output.ndim != 2 or len(output) != len(y):
+            raise Refused(
+                f"the model's outputs have shape {tuple(output.shape)} for {len(y)} samples, and cross-entropy wants "
+                "(B, classes); if the inputs have too many dimensions, begin the model with nn.Flatten()"
+            )
+        fix = "y[:, 0] (y.squeeze(1))" if y.shape[1] == 1 else "y.argmax(1) where they are one-hot"
+        raise DataError(f"y has shape {tuple(y.shape)}, and class labels are (B,), one for each sample; use {fix}")
+    if output.shape[1] == 1:
+        raise Refused(
+            "the model has one output, and a classifier needs one for each class: two for labels 0 and 1. For "
+            "regression pass another loss="
+        )
 
 
 def tempered(loss: Tensor, temper: float) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rhobust.capture import capturing
 from rhobust.checks import check_count
+from rhobust.costs import Cost
 from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Point, Problem
 
@@ -74,6 +75,10 @@ class Maximizer(ABC):
         if radius <= self.cap**2:
             return None
         return f"with cap {self.cap:g} no sample costs more than {self.cap**2:.4g}. Raise cap"
+
+    def refusal(self, cost: Cost, gamma_min: float) -> str | None:
+        """Why it cannot do what it was asked for with this cost and this floor of gamma, if it cannot."""
+        return None
 
     @abstractmethod
     def start(self, problem: Problem) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
-from rhobust.federation import METHODS as FEDERATED
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative
 
 
@@ -114,6 +113,16 @@ _TABLE = (
         gamma_rule=AdamGamma(),
     ),
 )
+
+FEDERATED = {
+    "drfl": "spgda",
+    "drfl-spgd": "spgd",
+    "drfl-loss": "spgda-loss",
+    "drfl-margin": "spgda-margin",
+    "drfl-literal": "spgda-literal",
+    "fedavg": "erm",
+}
+"""Federated methods, and what each of their workers does: the composition of a central method."""
 
 
 def methods() -> dict[str, Method]:

@@ -18,13 +18,12 @@ from rhobust.ascent import Maximizer, Oracle, maximize
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
-from rhobust.losses import tempered
+from rhobust.losses import check_cross_entropy, tempered
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import (
     check_batch,
     check_classes,
-    check_cross_entropy,
     check_labels,
     check_loss,
     check_model,

@@ -59,6 +59,18 @@ class Oracle(Maximizer):
     def gradients(self) -> int:
         return self.max_steps
 
+    def refusal(self, cost: Cost, gamma_min: float) -> str | None:
+        if self.curvature is None:
+            return None
+        needed = math.inf if cost.strong_convexity == 0 else self.curvature / cost.strong_convexity
+        if gamma_min > needed:
+            return None
+        return (
+            f"an accuracy can be proved only where psi is strongly concave: gamma_min > curvature / mu = {needed:g}, "
+            f"but gamma_min = {gamma_min:g} with {type(cost).__name__} (mu = {cost.strong_convexity:g}). "
+            "Raise gamma_min, choose a strongly convex cost, or drop curvature= for an estimated accuracy"
+        )
+
     def short_of(self, radius: float) -> str | None:
         if radius > 0 and self.max_steps == 1:
             return "with max_steps 1 the one gradient measures the start and moves nothing. Raise max_steps"

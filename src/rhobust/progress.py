@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rhobust.console import say
 from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.local import Record
 from rhobust.observer import Observer
-
-
-def say(console: Console, message: str) -> None:
-    """A plain line: brackets and paths stay as they are, whatever the width; what is no text in a path is escaped.
-
-    A closed terminal stops no training: only what goes to standard output, the results, has to arrive.
-    """
-    printable = message.encode(errors="backslashreplace").decode()
-    with suppress(OSError) if console.stderr else nullcontext():
-        console.print(printable, markup=False, highlight=False, soft_wrap=True)
 
 
 def in_words(errors: Mapping[str, float]) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import MarginAscent, Oracle, margin_length, maximize
-from rhobust.costs import Cost, per_sample, rows
+from rhobust.ascent import margin_length
+from rhobust.costs import Cost, rows
 from rhobust.losses import cross_entropy
 from rhobust.objective import PerSampleLoss
 from rhobust.problem import Problem
-from rhobust.trained import TrainedModel
+from rhobust.transparent import unwrapped
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
@@ -125,60 +125,6 @@ def _side(residual: Tensor) -> Tensor:
     return torch.where(residual < 0, -1.0, 1.0).to(residual)
 
 
-class AscentSup:
-    """The sup by ascent: with the proved gap on top where gamma > L / mu, as found where L is unknown."""
-
-    floor = 0.0
-
-    def __init__(self, curvature: float | None, cost: Cost, max_steps: int | None, accuracy: float | None) -> None:
-        self.proof = math.inf if curvature is None else curvature / cost.strong_convexity
-        self.accuracy, self.searches = (1e-3, 20) if curvature is None else (1e-6, 40)
-        # Relative to the loss; a tenth of the gap is left to the sup, the rest to the choice of gamma.
-        target = (accuracy or self.accuracy) / 10
-        self.oracle = Oracle(target, 200 if max_steps is None else max_steps, curvature)
-        self.ascent = Oracle(target, 10 if max_steps is None else max_steps)
-
-    def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(zeta, upper), from the best of z and `starts`; upper is infinite where a proof was asked for and fails."""
-        zeta, psi = problem.z, _penalized(problem, problem.z)
-        proved = float(problem.gamma) > self.proof
-        if not proved:  # no concavity, so the start matters: margin ascent moves confident samples too
-            starts = [*starts, maximize(problem, MarginAscent(steps=2)).zeta]
-        oracle = self.oracle if proved else self.ascent
-        oracle = replace(oracle, accuracy=oracle.accuracy * float(psi.abs().mean()))
-        for start in starts:
-            zeta, psi = _better(problem, zeta, psi, start)
-        found = maximize(problem, oracle, zeta)
-        zeta, psi = _better(problem, zeta, psi, found.zeta)
-        if proved and found.accuracy is not None:
-            gap = found.accuracy.gap.cpu().double()
-            return zeta, torch.nan_to_num(_penalized(problem, found.zeta) + gap, nan=math.inf, posinf=math.inf)
-        return zeta, psi if math.isinf(self.proof) else torch.full_like(psi, math.inf)
-
-
-def loss_at(problem: Problem, zeta: Tensor) -> Tensor:
-    """loss(zeta), in double precision on the CPU, (B,)."""
-    with torch.no_grad():
-        return problem.loss(zeta).cpu().double()
-
-
-def cost_at(problem: Problem, zeta: Tensor) -> Tensor:
-    """c(z, zeta), in double precision whatever the model's, (B,)."""
-    return problem.cost(problem.z.cpu().double(), zeta.cpu().double())
-
-
-def _penalized(problem: Problem, zeta: Tensor) -> Tensor:
-    """loss(zeta) - gamma c(z, zeta), the cost in double precision whatever the model's, (B,)."""
-    return loss_at(problem, zeta) - float(problem.gamma) * cost_at(problem, zeta)
-
-
-def _better(problem: Problem, zeta: Tensor, psi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample by sample the one with the larger psi, and psi there; what is not finite never wins."""
-    value = _penalized(problem, other)
-    better = value.isfinite() & (value > psi)
-    return torch.where(per_sample(better, zeta).to(zeta.device), other, zeta), torch.where(better, value, psi)
-
-
 def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
     """The exact sup, where the model is linear and its loss sees one direction only; else None."""
     linear = _linear_layer(model)
@@ -195,7 +141,7 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
 
 def _linear_layer(model: nn.Module) -> nn.Linear | None:
     """The one linear layer that the model is, but for a Flatten before it, or after it of its one output; else None."""
-    model = model.model if type(model) is TrainedModel else model
+    model = unwrapped(model)
     layers = list(model) if type(model) is nn.Sequential else [model]
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]

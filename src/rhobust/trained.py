@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Size, Tensor, nn
+from torch import Size, nn
 
 from rhobust.config import Config
-from rhobust.errors import DataError, RunError
+from rhobust.errors import RunError
 from rhobust.models import build_model
 from rhobust.runs import Run
+from rhobust.transparent import Transparent
 
 
-class TrainedModel(nn.Module):
+class TrainedModel(Transparent):
     """A model in evaluation mode that remembers how it was trained and in which box its inputs live."""
 
     def __init__(self, model: nn.Module, config: Config, gamma: float, bounds: tuple[float, float]) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.config, self.gamma, self.bounds = config, gamma, bounds
         self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The model's output."""
-        if isinstance(x, list | tuple | np.ndarray):
-            raise DataError(f"the model takes a tensor, not {type(x).__name__}; use torch.as_tensor(x).float()")
-        output: Tensor = self.model(x)
-        return output
 
 
 def load(path: str | Path) -> TrainedModel:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rhobust.ascent import Maximizer, Oracle
 from rhobust.capture import capturing
 from rhobust.checks import is_number
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
+from rhobust.maximizer import Maximizer
 
 
 def check_settings(
@@ -57,15 +57,8 @@ def check_settings(
             f"flipping a label costs kappa = {cost.kappa:g}, but {type(maximizer).__name__} does not price transport; "
             "use a penalized maximizer (PenalizedAscent, Oracle, MarginAscent), or leave kappa infinite"
         )
-    if isinstance(maximizer, Oracle) and maximizer.curvature is not None:
-        needed = math.inf if cost.strong_convexity == 0 else maximizer.curvature / cost.strong_convexity
-        if not gamma_min > needed:
-            raise Refused(
-                "an accuracy can be proved only where psi is strongly concave: "
-                f"gamma_min > curvature / mu = {needed:g}, "
-                f"but gamma_min = {gamma_min:g} with {type(cost).__name__} (mu = {cost.strong_convexity:g}). "
-                "Raise gamma_min, choose a strongly convex cost, or drop curvature= for an estimated accuracy"
-            )
+    if problem := maximizer.refusal(cost, gamma_min):
+        raise Refused(problem)
 
 
 def check_model(model: nn.Module, training: bool = True) -> None:
@@ -136,30 +129,6 @@ def check_classes(y: Tensor, output: Tensor) -> None:
         raise Refused(
             "an ascent on the margin (methods spgda and spgda-margin) is for classifiers, and y does not hold classes: "
             "for regression take method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"
-        )
-
-
-def check_cross_entropy(output: Tensor, y: Tensor) -> None:
-    """Refuse outputs that are not one for each class, and a y that is neither class numbers nor probabilities."""
-    if y.is_floating_point():
-        if output.ndim < 2 or y.shape != output.shape:
-            raise DataError(
-                f"y holds floating point numbers, of shape {tuple(y.shape)} for outputs {tuple(output.shape)}, and "
-                "cross-entropy wants whole class numbers, or probabilities of the outputs' shape; for regression pass "
-                "another loss="
-            )
-    elif output.ndim < 2 or y.shape != output.shape[:1] + output.shape[2:]:  # one label, or one for each pixel
-        if output.ndim != 2 or len(output) != len(y):
-            raise Refused(
-                f"the model's outputs have shape {tuple(output.shape)} for {len(y)} samples, and cross-entropy wants "
-                "(B, classes); if the inputs have too many dimensions, begin the model with nn.Flatten()"
-            )
-        fix = "y[:, 0] (y.squeeze(1))" if y.shape[1] == 1 else "y.argmax(1) where they are one-hot"
-        raise DataError(f"y has shape {tuple(y.shape)}, and class labels are (B,), one for each sample; use {fix}")
-    if output.shape[1] == 1:
-        raise Refused(
-            "the model has one output, and a classifier needs one for each class: two for labels 0 and 1. For "
-            "regression pass another loss="
         )
 
 

@@ -14,8 +14,8 @@ from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.checks import check_count, check_size
 from rhobust.errors import Refused
+from rhobust.multistart import AscentSup
 from rhobust.objective import PerSampleLoss, RobustObjective
-from rhobust.sups import AscentSup
 from rhobust.undisturbed import undisturbed
 
 

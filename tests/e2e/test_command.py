@@ -21,7 +21,7 @@ from rhobust.cli import app, main
 from rhobust.config import Config
 from rhobust.data import digits
 from rhobust.errors import ConfigError, RhobustError
-from rhobust.federation import METHODS
+from rhobust.methods import FEDERATED
 from rhobust.runs import Run
 from rhobust.shifts import evaluate_shifts
 
@@ -393,7 +393,7 @@ def test_an_error_is_lines_on_standard_error_and_exit_code_one(
     assert stop.value.code == 1
     assert said.out == ""
     assert said.err.splitlines() == [
-        "error: unknown method 'spgx' (did you mean 'spgd'?); known: " + ", ".join([*rhobust.methods(), *METHODS]),
+        "error: unknown method 'spgx' (did you mean 'spgd'?); known: " + ", ".join([*rhobust.methods(), *FEDERATED]),
         "error: epochs must be > 0, not 0",
     ]
 

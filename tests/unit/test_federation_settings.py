@@ -10,9 +10,9 @@ from rhobust.aggregators import AGGREGATORS
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.errors import ConfigError
-from rhobust.federation import METHODS, Federation
+from rhobust.federation import Federation
 from rhobust.liars import LIARS
-from rhobust.methods import methods
+from rhobust.methods import FEDERATED, methods
 from rhobust.partitions import PARTITIONS
 from rhobust.runner import federation_of, server_of, train_run, work_of
 
@@ -23,7 +23,7 @@ def problems(*layers: dict[str, Any]) -> list[str]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize(("name", "central"), METHODS.items())
+@pytest.mark.parametrize(("name", "central"), FEDERATED.items())
 def test_a_federated_method_is_a_central_one_on_each_worker(name: str, central: str) -> None:
     config = Config.resolve({"method": name}, {} if name == "fedavg" else {"radius": 1})
     assert config.method == central
@@ -163,7 +163,7 @@ def test_a_method_that_is_no_name_is_a_problem_and_not_a_crash() -> None:
             Config.resolve({"method": method, "radius": 1})
 
 
-@pytest.mark.parametrize("name", [*METHODS, *methods()])
+@pytest.mark.parametrize("name", [*FEDERATED, *methods()])
 def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "method": name,
@@ -176,7 +176,7 @@ def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> No
         "liars": 2,
         "evaluate_every": 3,
     }
-    robust = methods()[METHODS.get(name, name)].robust
+    robust = methods()[FEDERATED.get(name, name)].robust
     config = Config.resolve(given, {"radius": 0.7} if robust else {})
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml())

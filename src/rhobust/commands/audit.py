@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS, SQUARE
-from rhobust.commands.shared import OUT, Quiet, check_output, check_seed, measuring, show, show_flags, show_kept
+from rhobust.commands.shared import Quiet, check_output, check_seed, measuring, show_flags, show_kept
+from rhobust.console import OUT, say, show
 from rhobust.files import write_json
 from rhobust.measurements import Subject, measure_audit
-from rhobust.progress import say
 from rhobust.runs import Run
 
 

@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import OUT, Quiet, check_output, measuring, numbers, show, show_kept, words
+from rhobust.commands.shared import Quiet, check_output, measuring, numbers, show_kept, words
+from rhobust.console import OUT, say, show
 from rhobust.files import write_json
 from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
-from rhobust.progress import say
 from rhobust.runs import Run
 
 

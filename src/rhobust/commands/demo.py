@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet, show
-from rhobust.progress import say
+from rhobust.commands.shared import Quiet
+from rhobust.console import ERR, OUT, say, show
 
 
 def demo(

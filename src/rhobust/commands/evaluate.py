@@ -14,23 +14,21 @@ from rich.table import Table
 from rhobust import figures
 from rhobust.attacks import ATTACKS, only_weak
 from rhobust.commands.shared import (
-    OUT,
     Quiet,
     check_output,
     check_seed,
     measuring,
     names,
     numbers,
-    show,
     show_flags,
     show_kept,
     words,
 )
+from rhobust.console import OUT, say, show
 from rhobust.errors import ConfigError
 from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
 from rhobust.files import write_json
 from rhobust.measurements import Measurement, Subject, measure_errors, measure_shifts
-from rhobust.progress import say
 from rhobust.runs import Run
 from rhobust.shifts import SHIFTS, find_shifts
 

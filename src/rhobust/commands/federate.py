@@ -11,8 +11,9 @@ from rhobust.commands import options
 from rhobust.commands.shared import Quiet
 from rhobust.commands.train import destination, layers, run_training
 from rhobust.config import Config
-from rhobust.federation import METHODS, WEIGHTS
+from rhobust.federation import WEIGHTS
 from rhobust.liars import LIARS
+from rhobust.methods import FEDERATED
 from rhobust.partitions import PARTITIONS
 from rhobust.runner import federation_of
 
@@ -23,7 +24,7 @@ def federate(
     data_dir: options.DataDir = None,
     limit: options.Limit = None,
     model: options.Model = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}.", show_default="drfl")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(FEDERATED)}.", show_default="drfl")] = None,
     radius: options.Radius = None,
     workers: Annotated[int | None, typer.Option(help="How many share the data.")] = None,
     partition: Annotated[str | None, typer.Option(help=f"How: {', '.join(PARTITIONS)}.")] = None,

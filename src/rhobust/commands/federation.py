@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet, show_run
+from rhobust.commands.shared import Quiet, show_run
 from rhobust.commands.train import destination, layers
 from rhobust.config import Config
+from rhobust.console import ERR, OUT, say
 from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.interrupts import interruptible
-from rhobust.progress import TrainingProgress, in_words, say
+from rhobust.progress import TrainingProgress, in_words
 from rhobust.runner import federation_of
 from rhobust.runs import Run
 

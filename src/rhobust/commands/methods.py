@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rhobust.commands.shared import OUT
-from rhobust.federation import METHODS, unfolded
+from rhobust.console import OUT
+from rhobust.federation import unfolded
+from rhobust.methods import FEDERATED
 from rhobust.methods import methods as all_methods
 from rhobust.toml import typed
 
@@ -18,7 +19,7 @@ def methods() -> None:
     for method in all_methods().values():
         knobs = ", ".join(key if value is None else f"{key}={typed(value)}" for key, value in method.knobs.items())
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
-    for name, central in METHODS.items():
+    for name, central in FEDERATED.items():
         settings = unfolded({"method": name})
         averages = settings.get("server") == "average"
         then = f"averaged after {settings['local_steps']} local steps" if averages else "one step on the server"

@@ -14,13 +14,13 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from rhobust.commands.shared import ERR, OUT, Quiet, check_output, check_seed, show
+from rhobust.commands.shared import Quiet, check_output, check_seed
 from rhobust.config import Config
+from rhobust.console import ERR, OUT, say, show
 from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
 from rhobust.environment import environment
 from rhobust.errors import ConfigError
 from rhobust.files import write_json
-from rhobust.progress import say
 from rhobust.radius import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
 
 _PARTS = ("train", "test")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import OUT, Quiet, check_output, measuring
+from rhobust.commands.shared import Quiet, check_output, measuring
+from rhobust.console import OUT, say
 from rhobust.errors import ConfigError, unknown
 from rhobust.files import write_atomically
-from rhobust.progress import say
 
 
 def report(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import ERR, OUT, Quiet
+from rhobust.commands.shared import Quiet
+from rhobust.console import ERR, OUT, say
 from rhobust.errors import ConfigError, RhobustError, unknown
 from rhobust.files import alone_in, write_json
-from rhobust.progress import say
 
 _FIGURES = [f"figure{number}" for number in range(1, 6)]
 _WHAT = [*_FIGURES, "all", "deployed", "draw"]

@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rhobust.checks import seed_problems
+from rhobust.console import ERR, OUT, say
 from rhobust.errors import ConfigError
 from rhobust.measurements import Measurement
-from rhobust.progress import say
 from rhobust.runs import Run
-
-_WIDEST = 10_000
-
-OUT = Console()
-ERR = Console(stderr=True)
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
@@ -48,12 +41,6 @@ def check_seed(seed: int) -> None:
     """Refuse a seed that torch would not take."""
     if problems := seed_problems(seed):
         raise ConfigError(problems)
-
-
-def show(table: Table) -> None:
-    """A table with all its digits, also where the screen, or what a pipe takes for one, is narrower."""
-    wide = OUT.measure(table, options=OUT.options.update(max_width=_WIDEST)).maximum
-    Console(width=max(wide, OUT.width)).print(table)
 
 
 def show_kept(quiet: bool, *made: Measurement) -> None:

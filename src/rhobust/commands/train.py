@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from rhobust.commands import options
-from rhobust.commands.shared import ERR, Quiet, show_run
+from rhobust.commands.shared import Quiet, show_run
 from rhobust.config import Config
+from rhobust.console import ERR, say
 from rhobust.errors import ConfigError
-from rhobust.progress import TrainingProgress, say
+from rhobust.progress import TrainingProgress
 from rhobust.runner import train_run
 from rhobust.runs import Run
 from rhobust.toml import parse_overrides, read_toml

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import rhobust
 from rhobust.attacks import only_weak
 from rhobust.config import Config
 from rhobust.errors import ConfigError, DataError, Refused, RunError
@@ -26,6 +25,7 @@ from rhobust.measurements import (
 )
 from rhobust.report.rows import Entry, Row, rows_of, telling
 from rhobust.runs import Run
+from rhobust.version import __version__
 
 # Strongest first: the attack whose errors lead the report is the first of these that was measured.
 _STRONGEST = ("worst", "pgd", "ifgsm", "fgsm")
@@ -181,7 +181,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Every number, run by run, with the rows they make."""
         return {
-            "rhobust": rhobust.__version__,
+            "rhobust": __version__,
             "flags": [asdict(flag) for flag in self.flags()],
             "rows": [{"name": row.name, "runs": [entry.to_json() for entry in row.entries]} for row in self.rows],
         }

@@ -10,7 +10,6 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-import rhobust
 from rhobust.measurements import Kind
 from rhobust.report import COMPARABLE, Report
 from rhobust.report import figures as figures
@@ -21,6 +20,7 @@ from rhobust.report.rows import Row
 from rhobust.report.summary import summary
 from rhobust.report.tables import Table
 from rhobust.trust import CHECKS
+from rhobust.version import __version__
 
 # What it means that a check passed, in words.
 _PASSED = {
@@ -56,7 +56,7 @@ def to_html(report: Report, out: Path) -> str:
     common, own = tables.settings(report)
     learning = [row for row in report.rows if row.first.config.make_method().robust]
     return template.render(
-        version=rhobust.__version__,
+        version=__version__,
         title=_title(report),
         report=report,
         summary=summary(report),

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rhobust.federation import METHODS as FEDERATED
-from rhobust.methods import find_method
+from rhobust.methods import FEDERATED, find_method
 from rhobust.reproduction.experiments import FIGURES, Experiment, Scale
 
 Results = Mapping[str, Mapping[str, Any]]

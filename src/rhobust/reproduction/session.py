@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from rhobust.console import say
 from rhobust.data import load_data
 from rhobust.interrupts import deferred_signals
-from rhobust.progress import say
 from rhobust.reproduction.experiments import FIGURES
 from rhobust.reproduction.mps import shared_card
 from rhobust.reproduction.plan import foreseen, plan

@@ -1,0 +1,33 @@
+"""A module that shows another one through: it computes what its model computes."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor, nn
+
+from rhobust.errors import DataError
+
+
+class Transparent(nn.Module):
+    """The model under a wrapper that adds attributes and changes no output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's output."""
+        if isinstance(x, list | tuple | np.ndarray):
+            raise DataError(f"the model takes a tensor, not {type(x).__name__}; use torch.as_tensor(x).float()")
+        output: Tensor = self.model(x)
+        return output
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model below a `Transparent`, or the model itself; a subclass with a forward of its own is not looked through.
+
+    >>> linear = nn.Linear(2, 1)
+    >>> unwrapped(Transparent(linear)) is linear
+    True
+    """
+    return model.model if isinstance(model, Transparent) and type(model).forward is Transparent.forward else model
