@@ -25,7 +25,7 @@ from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.methods import methods
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import rho_eff
 from rhobust.trained import load
 

@@ -24,7 +24,7 @@ from rhobust import figures
 from rhobust.config import Config
 from rhobust.environment import environment
 from rhobust.files import write_json
-from rhobust.runner import train_run
+from rhobust.start import train_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "drfl.json"
 SEEDS = (0, 1, 2)

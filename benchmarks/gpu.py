@@ -38,7 +38,7 @@ from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "gpu.json"

@@ -9,7 +9,7 @@ from typing import Any
 from rhobust.config import Config
 from rhobust.files import write_json
 from rhobust.measurements import sealed
-from rhobust.runner import train_run
+from rhobust.start import train_run
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "erm": {"method": "erm"},

@@ -28,8 +28,8 @@ from rhobust.apgd import AutoPGD
 from rhobust.ascent import Ball, Identity, Step
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
-from rhobust.losses import margin, scaled_margin
-from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.losses import PerSampleLoss, margin, scaled_margin
+from rhobust.objective import RobustObjective
 from rhobust.search import random_squares
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_countable

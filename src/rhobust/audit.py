@@ -22,7 +22,7 @@ from rhobust.attacks import errs, verified
 from rhobust.data import Samples
 from rhobust.errors import ConfigError, Refused
 from rhobust.evaluate import WORST, evaluate
-from rhobust.objective import PerSampleLoss
+from rhobust.losses import PerSampleLoss
 from rhobust.trust import Flag
 from rhobust.undisturbed import undisturbed
 

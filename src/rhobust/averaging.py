@@ -38,11 +38,6 @@ class WeightAverage:
         self.means = [theta.detach().to(_at_least_float32(theta), copy=True) for theta in self.weights]
         self.steps = 0
 
-    @property
-    def reach(self) -> float:
-        """How many steps it looks back, about."""
-        return 1 / (1 - self.decay)
-
     @torch.no_grad()
     def update(self) -> None:
         """Theta after a step."""
@@ -69,6 +64,11 @@ class WeightAverage:
         with torch.no_grad():
             for mean, before in zip(self.means, state["means"], strict=True):
                 mean.copy_(before)
+
+
+def reach(decay: float) -> float:
+    """How many steps an average of this decay looks back, about."""
+    return 1 / (1 - decay)
 
 
 def _at_least_float32(theta: Tensor) -> torch.dtype:

@@ -15,9 +15,9 @@ from rhobust.costs import Cost, SquaredL2
 from rhobust.data import Samples, samples_of
 from rhobust.dual import Certificate, Dual
 from rhobust.errors import ConfigError, Refused
-from rhobust.losses import cross_entropy
+from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.multistart import AscentSup
-from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.objective import RobustObjective
 from rhobust.sups import LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_batch

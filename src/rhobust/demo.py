@@ -18,7 +18,7 @@ from rhobust.observer import Observer
 from rhobust.progress import TrainingProgress
 from rhobust.report import gather, tables
 from rhobust.report.page import to_html
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class RhobustError(Exception):
@@ -51,7 +52,18 @@ class RunError(RhobustError):
 
 
 class Diverged(RhobustError, ArithmeticError):
-    """A loss or gradient is not finite; raised before the update, so the parameters are still good."""
+    """A loss or gradient is not finite; raised before the update, so the parameters are still good.
+
+    `records` are those of the sound steps before it that were not handed out yet.
+    """
+
+    def __init__(self, message: str, records: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.records = records
+
+
+class Halted(RhobustError):
+    """A training cannot go on, or was told not to; what was done until now stands."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

@@ -14,8 +14,7 @@ from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
 from rhobust.checks import count_problem
 from rhobust.data import Samples, samples_of
 from rhobust.errors import ConfigError, DataError
-from rhobust.losses import cross_entropy
-from rhobust.objective import PerSampleLoss
+from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.trust import CHECKS, Flag, examine, falling, learned, outside
 from rhobust.wasserstein import Transported, wasserstein
 

@@ -10,18 +10,20 @@ from torch import nn
 
 from rhobust.batches import batches_of
 from rhobust.checks import count_problem, seed_problems
+from rhobust.compose import central_engine, compose
 from rhobust.costs import Cost
-from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, Refused
 from rhobust.gamma_rules import GammaRule
-from rhobust.losses import cross_entropy
+from rhobust.loop import train
+from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.methods import find_method
-from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.objective import RobustObjective
 from rhobust.observer import Observer, Warner
 from rhobust.optim import ProximalOptimizer, adam
+from rhobust.record import Record, rho_eff
 from rhobust.regularizers import Regularizer
-from rhobust.runs import rho_eff
-from rhobust.trainer import Trainer, compose, no_use, seeded
+from rhobust.remarks import remarks, useless
+from rhobust.seeding import seeded
 
 _RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
 _ELSEWHERE = {
@@ -119,8 +121,7 @@ def fit(
     if not any(theta.requires_grad for theta in model.parameters()):
         raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
     some = next(model.parameters())
-    device = some.device
-    engine = compose(
+    objective, proximal = compose(
         model,
         loss,
         chosen,
@@ -131,14 +132,14 @@ def fit(
         gamma_min=gamma_min,
         gamma_rule=gamma_rule,
         bounds=bounds,
-        precision=precision,
-        average=average,
     )
-    trainer = Trainer(engine, batches_of(data, batch_size, seed, device, some.dtype), epochs, memory=memory)
-    observer = observer or Warner()
-    with seeded(seed, device):
-        trainer.train(observer)
-    whole = trainer.batches.whole()
-    if whole is not None and (problem := no_use(engine.objective, whole)):
-        observer.warned(problem)
-    return Fit(engine.objective, engine.optimizer, trainer.history)
+    batches = batches_of(data, batch_size, seed, some.device, some.dtype)
+    engine = central_engine(objective, proximal, batches, epochs, precision=precision, average=average, memory=memory)
+    observer, whole = observer or Warner(), batches.whole()
+    for remark in remarks(objective, None if whole is None else whole.x, engine.total, average):
+        observer.warned(remark)
+    with seeded(seed, some.device):
+        history = train(engine, observer=observer)
+    if whole is not None and (doubt := useless(objective, whole)):
+        observer.warned(doubt)
+    return Fit(objective, proximal, history)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rhobust.errors import DataError, Refused
 from rhobust.fusible import fusible
+
+PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""loss(model(x), y) -> (B,)"""
 
 
 @fusible

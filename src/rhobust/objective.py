@@ -7,7 +7,6 @@ psi = loss(theta; zeta) + gamma (rho - c(z, zeta))                              
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Maximizer, Oracle, maximize
+from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.fusible import fusible
-from rhobust.losses import check_cross_entropy, tempered
+from rhobust.losses import PerSampleLoss, tempered
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import (
     check_batch,
-    check_classes,
     check_labels,
-    check_loss,
     check_model,
-    check_output,
     check_settings,
     check_sign,
     check_start,
@@ -36,9 +33,6 @@ from rhobust.validator import (
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
 # of the way leads to a target that depends on the start by the slope alone: what was remembered would be forgotten.
 _BEHIND = 3
-
-PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""loss(model(x), y) -> (B,)"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,27 +122,29 @@ class RobustObjective(nn.Module):
             torch.tensor(float(gamma), dtype=precision, device=some.device), requires_grad=self.maximizer.penalized
         )
         self.turn = 0
-        """The number of the next training step, for maximizers that do not do the same in each."""
-        self._classes: int | None = None  # known once the model has answered
+        """The number of the next training step, for maximizers that do not do the same in each; only calls set it."""
+        self._checked = CheckedLoss(loss, self.maximizer.classifies)
 
-    def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
+    def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate.
 
         The ascent begins `start` (B, ...) away from the centers, where one of before was left, and goes on from there;
-        by default it begins anew, where its maximizer likes to.
+        by default it begins anew, where its maximizer likes to. `turn` is the number of the training step; by default
+        the one after the last.
         """
         self.check(x, y)
         if start is not None:
             check_start(start, x)
-        return self.surrogate(self.center(x), y, start)
+        return self.surrogate(self.center(x), y, start, turn)
 
-    def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None) -> Surrogate:
+    def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
         check_model(self.model)
+        self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
         labels, maximum, cost = self._solve(center, y, start, maximizer)
         self.turn += self.training
-        loss = self._loss(maximum.zeta, labels)  # (B,), now with a gradient in theta
+        loss = self._checked(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -182,15 +178,15 @@ class RobustObjective(nn.Module):
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
-        if self._classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
+        if self._checked.classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
             with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
-                self._loss(x, y)
+                self._checked(self.model(x), y)
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
 
     @property
     def classifies(self) -> bool:
         """Whether the labels are class numbers of the model's outputs; known once it has answered."""
-        return bool(self._classes)
+        return bool(self._checked.classes)
 
     @property
     def unspendable(self) -> str | None:
@@ -201,8 +197,8 @@ class RobustObjective(nn.Module):
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
         check_batch(x, y, self.bounds)
-        if self._classes:
-            check_labels(y, self._classes)
+        if self._checked.classes:
+            check_labels(y, self._checked.classes)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way.
@@ -211,8 +207,10 @@ class RobustObjective(nn.Module):
         have the same maximum.
         """
         climbs = self.maximizer.penalized and not self.maximizer.classifies
-        loss = self._tempered_loss if climbs else self._loss
-        return Problem(x.detach(), lambda zeta: loss(zeta, y), self.gamma.detach(), self.cost, self.bounds)
+        model, loss, temper = self.model, self._checked, self.temper if climbs else 0.0
+        return Problem(
+            x.detach(), lambda zeta: tempered(loss(model(zeta), y), temper), self.gamma.detach(), self.cost, self.bounds
+        )
 
     def _moved(
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -231,47 +229,23 @@ class RobustObjective(nn.Module):
         self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
         """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
-        if not self._classes:
+        if not self._checked.classes:
             raise Refused(
                 "a finite label cost kappa needs a classifier: outputs (B, classes) and whole-number labels (B,). "
                 "For regression leave kappa infinite"
             )
-        classes = self._classes
+        classes = self._checked.classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
         start = None if start is None else start.repeat_interleave(classes, 0)
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with undisturbed(self.model), torch.no_grad():
-            psi = self._tempered_loss(maximum.zeta, every) - self.gamma * cost
+            psi = tempered(self._checked(self.model(maximum.zeta), every), self.temper) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch
             accuracy = Accuracy(accuracy.gap.reshape(-1, classes).amax(1), accuracy.kind, accuracy.target)
         return every[chosen], Maximum(maximum.zeta[chosen], accuracy, maximum.gradients * classes), cost[chosen]
-
-    def _tempered_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss that psi has, (B,)."""
-        return tempered(self._loss(x, y), self.temper)
-
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.model(x)
-        if self._classes is not None:
-            loss = self.loss(output, y)
-            if self.maximizer.classifies and not self._classes:
-                check_classes(y, output)  # one output: whether y holds classes, only its values tell
-        else:
-            check_output(output)
-            classifies = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
-            if isinstance(self.loss, nn.CrossEntropyLoss):  # our own looks itself
-                check_cross_entropy(output, y)
-            if classifies:
-                check_labels(y, output.shape[1])
-            loss = self.loss(output, y)
-            if self.maximizer.classifies:
-                check_classes(y, output)
-            self._classes = output.shape[1] if classifies else 0
-        check_loss(loss, len(x))
-        return loss
 
     def get_extra_state(self) -> Tensor:
         """Whose turn it is: a training that goes on from a `state_dict` takes the deeper steps where it would have."""

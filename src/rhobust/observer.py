@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from rhobust.engines.local import Record
+from rhobust.record import Record
 
 
 class Observer:

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rhobust.console import say
-from rhobust.engines.federated import FederatedRecord
-from rhobust.engines.local import Record
 from rhobust.observer import Observer
+from rhobust.record import Record, RoundRecord
 
 
 def in_words(errors: Mapping[str, float]) -> str:
@@ -63,8 +62,9 @@ class TrainingProgress(Observer):
         against = f" / rho {self._radius:g}" if self._radius is not None else ""
         state = f"loss {record.loss:.3f}  gamma {record.gamma:.3g}  E[c] {record.rho_eff:.3g}{against}"
         self._bar.update(self._task, completed=record.step + 1, state=state)  # not every one need be told of
-        if isinstance(record, FederatedRecord) and record.errors and not self.quiet:
-            say(self.console, f"after {record.step + 1} rounds: {in_words(record.errors)}")
+        if record.errors and not self.quiet:
+            unit = "rounds" if isinstance(record, RoundRecord) else "steps"
+            say(self.console, f"after {record.step + 1} {unit}: {in_words(record.errors)}")
 
     def warned(self, message: str) -> None:
         say(self.console, f"warning: {message}")

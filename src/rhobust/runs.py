@@ -3,7 +3,7 @@
     config.toml                 every setting, resolved; `rhobust train --config` takes it back
     environment.json            versions, device, threads, git revision
     data.json                   digests of the training and test samples
-    metrics.jsonl               one line per logged step (`engines.local.Record`)
+    metrics.jsonl               one line per logged step (`record.Record`)
     checkpoints/step-N          the last few complete states of the training
     model.safetensors           the trained weights, with gamma, once the run is finished
 
@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.config import Config
-from rhobust.engines.federated import FederatedRecord
-from rhobust.engines.local import Record
 from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
 from rhobust.files import LOCK, alone_in, read_state, write_atomically, write_json, write_state
 from rhobust.gamma_rules import FixedGamma
+from rhobust.record import Record, RoundRecord, rho_eff
 from rhobust.toml import read_toml
 
 # One that is being replaced, one that may turn out damaged, one to fall back on.
@@ -41,8 +40,6 @@ _OWN = {
 
 # What a checkpoint holds besides its digest.
 _CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
-
-_MOST_ROUNDS = 50  # of a federation, that E c is averaged over
 
 
 class Run:
@@ -244,8 +241,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
     """A line of the metrics; none where it is not the JSON of a `Record`, or of a round's."""
     try:
         record = json.loads(line)
-        made = FederatedRecord(**record) if "workers" in record else Record(**record)
-        numbers = [getattr(made, key.name) for key in fields(Record) if (key.name, made.accuracy) != ("accuracy", None)]
+        made = RoundRecord(**record) if "workers" in record else Record(**record)
+        values = {key.name: getattr(made, key.name) for key in fields(Record)}
+        if values["accuracy"] is None:
+            del values["accuracy"]
+        numbers = [*values.pop("errors").values(), *values.values()]
         sound = all(math.isfinite(number) for number in numbers)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
@@ -272,14 +272,3 @@ def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
         # At the least price that is allowed, samples go as far as they gain by it.
         return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
     return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"
-
-
-def rho_eff(records: Sequence[Mapping[str, Any]]) -> float:
-    """E c over the last epoch of some metrics, the mean of its steps; near the radius when gamma has settled.
-
-    Rounds of a federation have no epochs: there it is the last quarter, and no more than fifty.
-    """
-    last = [record for record in records if record["epoch"] == records[-1]["epoch"]]
-    if "workers" in records[-1]:
-        last = list(records[-min(_MOST_ROUNDS, -(-len(records) // 4)) :])
-    return math.fsum(record["rho_eff"] for record in last) / len(last)

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from rhobust.aggregators import Mean
 from rhobust.data import Samples
-from rhobust.engines.federated import Aggregate, FederatedRecord, Server, Stream, Task, Upload
+from rhobust.engine import Warn
+from rhobust.engines.federated import Aggregate, Server, Stream, Task, Upload
 from rhobust.engines.worker import LocalWork, Worker
+from rhobust.federated_engine import Workers
 from rhobust.liars import flipped, lie
 from rhobust.objective import RobustObjective
-from rhobust.rounds import Workers
+from rhobust.record import RoundRecord
 
 
 class Simulation(Workers):
@@ -46,10 +48,14 @@ class Simulation(Workers):
         ends = torch.tensor([len(share) for share in shares]).cumsum(0).tolist()
         self.shares = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.objective, self.work = objective, work
-        self._worker = Worker(objective, work, lambda message: self.warn(message))
+        self._warn: Warn = lambda message: None
+        self._worker = Worker(objective, work, lambda message: self._warn(message))
         self.classes, self.liars, self.how, self.fuse = classes, liars, how, fuse
 
-    def round(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
+    def prepare(self, warn: Warn) -> None:
+        self._warn = warn
+
+    def round(self, server: Server, asked: Sequence[str]) -> RoundRecord:
         """One batch where that is exact, else one worker after another."""
         return self._fused(server, asked) if self._is_one_batch(server, asked) else super().round(server, asked)
 
@@ -66,7 +72,7 @@ class Simulation(Workers):
         random = self.objective.maximizer.random_start or _draws(self.objective.model)
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
-    def _fused(self, server: Server, asked: Sequence[str]) -> FederatedRecord:
+    def _fused(self, server: Server, asked: Sequence[str]) -> RoundRecord:
         task = server.task()
         self._worker.begin(task)
         batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]

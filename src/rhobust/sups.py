@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from rhobust.ascent import margin_length
 from rhobust.costs import Cost, rows
-from rhobust.losses import cross_entropy
-from rhobust.objective import PerSampleLoss
+from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.problem import Problem
 from rhobust.transparent import unwrapped
 

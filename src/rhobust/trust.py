@@ -27,7 +27,8 @@ from rhobust.attacks import ATTACKS, attack, errs
 from rhobust.costs import rows
 from rhobust.data import Samples
 from rhobust.errors import Unmovable
-from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.losses import PerSampleLoss
+from rhobust.objective import RobustObjective
 from rhobust.undisturbed import undisturbed
 
 CHECKS = ("learned", "grows", "inside", "many-steps", "one-step", "gradients", "white-box")

@@ -14,8 +14,9 @@ from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.checks import check_count, check_size
 from rhobust.errors import Refused
+from rhobust.losses import PerSampleLoss
 from rhobust.multistart import AscentSup
-from rhobust.objective import PerSampleLoss, RobustObjective
+from rhobust.objective import RobustObjective
 from rhobust.undisturbed import undisturbed
 
 

@@ -21,7 +21,7 @@ from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluate import evaluate
 from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")

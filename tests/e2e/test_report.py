@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.errors import RhobustError
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from tests.reports import NAMES, tiny_runs, write_sealed
 
 HOSTILE = '<script>alert("1")</script> & "quotes" \''

@@ -22,7 +22,7 @@ from rhobust.engines.worker import LocalWork, Worker
 from rhobust.models import build_model
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.simulation import Simulation
 from tests.federations import Setting, away, network, theta_gamma, watched
 

@@ -35,7 +35,7 @@ from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.files import _digest, read_state, write_state
 from rhobust.measurements import kept, sealed
 from rhobust.methods import methods
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run
 from rhobust.toml import parse_overrides, read_toml
 

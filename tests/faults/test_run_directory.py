@@ -18,7 +18,7 @@ from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.observer import Observer
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run, _remark, rho_eff
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})

@@ -23,7 +23,7 @@ from rhobust.archives import MNIST, Archive, parse_idx
 from rhobust.config import Config
 from rhobust.data import digits, from_folder, from_npz, load_data
 from rhobust.errors import ConfigError, DataError, LengthMismatch, TruncatedFile, WrongHash, WrongMagic
-from rhobust.runner import train_run
+from rhobust.start import train_run
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

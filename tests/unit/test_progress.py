@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rhobust.config import Config
 from rhobust.progress import TrainingProgress
-from rhobust.runner import train_run
+from rhobust.start import train_run
 
 FEDERATED = Config.resolve(
     {"method": "drfl", "radius": 1, "model": "linear", "limit": 100, "rounds": 5, "workers": 4, "batch_size": 8},

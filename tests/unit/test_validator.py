@@ -21,7 +21,7 @@ from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.validator import check_classes, check_labels, check_sign, check_start
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")

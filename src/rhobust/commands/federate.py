@@ -15,7 +15,7 @@ from rhobust.federation import WEIGHTS
 from rhobust.liars import LIARS
 from rhobust.methods import FEDERATED
 from rhobust.partitions import PARTITIONS
-from rhobust.runner import federation_of
+from rhobust.build import federation_of
 
 
 def federate(

@@ -18,7 +18,7 @@ from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.interrupts import interruptible
 from rhobust.progress import TrainingProgress, in_words
-from rhobust.runner import federation_of
+from rhobust.build import federation_of
 from rhobust.runs import Run
 
 Fed = Annotated[Path, typer.Argument(metavar="FED", help="The directory that `init` made, or one with a kit from it.")]

@@ -13,7 +13,7 @@ from rhobust.config import Config
 from rhobust.console import ERR, say
 from rhobust.errors import ConfigError
 from rhobust.progress import TrainingProgress
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run
 from rhobust.toml import parse_overrides, read_toml
 

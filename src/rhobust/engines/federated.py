@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from rhobust.aggregators import Aggregator
-from rhobust.engines.local import Record
 from rhobust.engines.vectors import flat, put_gradient
-from rhobust.errors import Diverged, RhobustError
+from rhobust.errors import Diverged, Halted
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
+from rhobust.record import RoundRecord
 
-# Curves are drawn over epochs; a federation has none, so this many rounds make one.
-_ROUNDS_PER_EPOCH = 50
+ROUNDS_PER_EPOCH = 50
+"""Curves are drawn over epochs; a federation has none, so this many rounds make one."""
 _MOST_SAMPLES = 2**53  # a double holds every whole number up to there
 _NOT_FINITE = "its gradient or its loss is not finite"
 _NUMBER = 8  # bytes of a number that travels beside theta
@@ -49,8 +49,12 @@ class Stream(IntEnum):
         return int(self.draws(seed, *place).integers(2**62))
 
 
-class QuorumLost(RhobustError):
+class QuorumLost(Halted):
     """Too few workers answered usefully; the model is as it was before the round."""
+
+
+class RoundDiverged(Halted, Diverged):
+    """A round whose gradients or objective are not finite; the model is as it was before."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +103,6 @@ class Aggregate:
     left_out: list[str] = field(default_factory=list)  # whose theta the aggregator, which selects, did not use
 
 
-@dataclass(frozen=True)
-class FederatedRecord(Record):
-    """What one round did; a line of metrics.jsonl. A step is a round."""
-
-    workers: int
-    dropped: dict[str, str]
-    bytes_up: int
-    bytes_down: int
-    errors: dict[str, float] = field(default_factory=dict)
-    """Clean and attacked test errors, in the rounds that measure them."""
-    left_out: list[str] = field(default_factory=list)
-    """Whose gradient in theta the aggregator, where it selects, did not use; gamma's is aggregated apart."""
-
-
 class Server:
     """Theta, gamma and their one step. It trusts nobody: what an upload must be is checked before it counts."""
 
@@ -133,12 +123,11 @@ class Server:
         """Theta and gamma as they are now."""
         return Task(self.round, flat(self.objective.model), float(self.objective.gamma.detach()))
 
-    def step(self, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> FederatedRecord:
-        """One round from the answers of those who were asked: an upload each, or the reason why there is none.
+    def step(self, task: Task, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> RoundRecord:
+        """One round from the answers to its task of the workers asked: an upload each, or the reason for none.
 
         Raises `QuorumLost` where fewer count than `quorum` or the aggregator need; then nothing has changed.
         """
-        task = self.task()
         names = sorted(asked)  # the order of arrival must not matter
         problems = {name: self._problem(answers.get(name, "no answer"), task) for name in names}
         dropped = {name: problem for name, problem in problems.items() if problem is not None}
@@ -152,7 +141,7 @@ class Server:
         aggregator = next((rule for rule in rules if rule.fewest <= len(kept)), self.aggregator.after(len(caught)))
         needed = max(self.quorum, aggregator.fewest)
         if not kept and names and all(reason == _NOT_FINITE for reason in dropped.values()):
-            raise Diverged(
+            raise RoundDiverged(
                 f"in round {self.round} no worker's gradient is finite; nothing was updated. Lower the learning "
                 "rate, or raise gamma_min or lower the radius"
             )
@@ -184,7 +173,7 @@ class Server:
             )
         )
 
-    def apply(self, found: Aggregate) -> FederatedRecord:
+    def apply(self, found: Aggregate) -> RoundRecord:
         """The same `ProximalOptimizer.step` as everywhere, on an aggregated gradient."""
         objective = self.objective
         put_gradient(objective.model, found.theta)
@@ -195,13 +184,13 @@ class Server:
         price = float(objective.gamma.detach())
         value = found.loss + price * found.gamma if learned else found.loss
         if not (math.isfinite(value) and math.isfinite(stationarity)):
-            raise Diverged(
+            raise RoundDiverged(
                 f"in round {self.round} the objective is {value} and its gradient's norm {stationarity}; nothing was "
                 "updated. Lower the learning rate, or raise gamma_min or lower the radius"
             )
-        record = FederatedRecord(
+        record = RoundRecord(
             step=self.round,
-            epoch=self.round // _ROUNDS_PER_EPOCH,
+            epoch=self.round // ROUNDS_PER_EPOCH,
             loss=found.loss,
             value=value,
             gamma=price,

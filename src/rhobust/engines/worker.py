@@ -111,8 +111,7 @@ class Worker:
 
     def _local_step(self, center: Tensor, y: Tensor, turn: int) -> int:
         put(self.objective.model, self._start - self.work.rate * self._total)
-        self.objective.turn = turn
-        surrogate = self.objective.surrogate(center, y)
+        surrogate = self.objective.surrogate(center, y, turn=turn)
         self.objective.zero_grad()
         torch.autograd.backward(surrogate.value)
         self._total += flat_gradient(self.objective.model)

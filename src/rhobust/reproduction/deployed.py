@@ -18,19 +18,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from rhobust.build import compose_run, federated_engine, federation_of, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.environment import environment
 from rhobust.errors import RhobustError
+from rhobust.loop import train
 from rhobust.observer import Observer
 from rhobust.partitions import partition
 from rhobust.reproduction.experiments import FIGURES, Scale
-from rhobust.rounds import Rounds
-from rhobust.runner import engine_of, federation_of, server_of, train_run, work_of
 from rhobust.runs import Run
+from rhobust.seeding import seeded
 from rhobust.simulation import Simulation
+from rhobust.start import train_run
 from rhobust.trained import load
-from rhobust.trainer import seeded
 
 _FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
 _DEADLINE = 120.0  # seconds: ten sites may share a few cores
@@ -81,10 +82,10 @@ def _one_by_one(config: Config) -> nn.Module:
     here = torch.device("cpu")
     with seeded(config.seed, here, config.threads):
         server = server_of(config, data, here)
-        objective = engine_of(config, data, here).objective
+        objective, _ = compose_run(config, data, here)
         shares = partition(settings.partition, data.train.y, settings.workers, config.seed)
         workers = Simulation(objective, data.train, shares, work_of(config), classes=data.classes, fuse=False)
-        Rounds(server, workers, settings.rounds, settings.workers, seed=config.seed).train()
+        train(federated_engine(config, server, workers))
     return server.objective.model
 
 

@@ -20,7 +20,7 @@ from rhobust.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
 from rhobust.reproduction.flops import Flops, counted_passes, flops_of
 from rhobust.reproduction.plan import Job
-from rhobust.runner import train_run
+from rhobust.start import train_run
 from rhobust.runs import Run, rho_eff
 from rhobust.trained import TrainedModel, load
 

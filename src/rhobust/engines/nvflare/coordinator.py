@@ -12,18 +12,17 @@ import torch
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
+from rhobust.build import federated_engine, server_of
 from rhobust.config import Config
-from rhobust.data import load_data
+from rhobust.data import DataSet
 from rhobust.engines.nvflare.sites import Sites, printable
 from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
-from rhobust.errors import RhobustError
+from rhobust.errors import Halted, RhobustError
+from rhobust.federated_engine import FederatedEngine
 from rhobust.files import write_json
 from rhobust.observer import Observer
-from rhobust.runner import carry_on, rounds_of, server_of
-from rhobust.runs import Run
-from rhobust.toml import read_toml
-from rhobust.trainer import seeded
+from rhobust.start import train_run
 
 FINISHED, STOPPED = "finished", "stopped"
 
@@ -48,44 +47,31 @@ class Coordinator:
         """From the last checkpoint to the end."""
         outcome = STOPPED
         try:
-            self._train()
+            config = Config.resolve(tomllib.loads(self.config)) if self.config else None
+            train_run(Path(self.out), config, _Log(), engine_of=self._engine)
             outcome = FINISHED
         except _Stop:
             pass
-        except RunAborted:  # stopped, too
-            raise
+        except _Aborted:  # stopped, too
+            raise RunAborted from None
         except Exception as problem:
             outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"
             raise
         finally:
             write_json(Path(self.report), {"outcome": outcome})
 
-    def _train(self) -> None:
-        run = Run.vacant(Path(self.out)) if self.config else Run.find(Path(self.out))
-        config = Config.resolve(tomllib.loads(self.config) if self.config else read_toml(run.config_path))
-        data = load_data(config.data, config.data_dir, config.limit)
-        device = torch.device(config.device)
+    def _engine(self, config: Config, data: DataSet, device: torch.device) -> FederatedEngine:
+        """The rounds of this job's sites."""
         settings: Message = {
             "config": config.to_toml(),
             "shape": list(data.train.x.shape[1:]),
             "classes": data.classes,
             "bounds": list(data.bounds),
         }
-        with seeded(config.seed, device, config.threads), run.locked():
-            server = server_of(config, data, device)
-            if self.config:
-                run.begin(config, train=data.train.digest(), test=data.test.digest())
-            if run.finished:
-                return
-            present = [client.name for client in collab.clients if client.name not in self.missing]
-            sites = Sites(self.sites, present, settings, self.deadline, self._call)
-            rounds = rounds_of(config, server, sites, data, run)
-            self._sweep = Sweep()
-            try:
-                carry_on(run, rounds, data, _Log())
-            except (_Stop, RunAborted):  # raised before a round changed anything
-                run.save_checkpoint(server.round, rounds.state())
-                raise
+        present = [client.name for client in collab.clients if client.name not in self.missing]
+        self._sweep = Sweep()
+        sites = Sites(self.sites, present, settings, self.deadline, self._call)
+        return federated_engine(config, server_of(config, data, device), sites)
 
     def _call(
         self, names: Sequence[str], function: str, argument: Message, seconds: float
@@ -100,12 +86,16 @@ class Coordinator:
         # Who fails at once may be the first to hear of an abort; in a time that ran out the server has heard of it too.
         quick = not all(isinstance(_cause(error), TimeoutError) for error in found.failures.values())
         if reasons and _is_aborted(_ABORTING if quick else 0.0):
-            raise RunAborted  # who is being shut down has not failed: no round without them
+            raise _Aborted  # who is being shut down has not failed: no round without them
         return dict(found), reasons
 
 
-class _Stop(Exception):
-    """Whoever submitted the training wants it to stop."""
+class _Stop(Halted):
+    """The administrator who submitted the training wants it to stop."""
+
+
+class _Aborted(Halted):
+    """The engine ends the job."""
 
 
 def _is_aborted(seconds: float) -> bool:

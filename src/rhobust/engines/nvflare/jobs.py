@@ -18,7 +18,6 @@ from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.job_config.api import FedJob
 
 from rhobust.config import Config
-from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.nvflare.controller import PatientController
 from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator, stop_file
 from rhobust.engines.nvflare.kits import ADMIN, FederationError, Kits
@@ -26,7 +25,8 @@ from rhobust.engines.nvflare.site import Site
 from rhobust.errors import RhobustError
 from rhobust.files import write_atomically
 from rhobust.observer import Observer
-from rhobust.runner import federation_of
+from rhobust.record import RoundRecord
+from rhobust.build import federation_of
 from rhobust.runs import Run
 
 _LOGIN = 10.0  # seconds to reach the server
@@ -224,9 +224,9 @@ class Submission:
             for line in file:
                 if line.endswith(b"\n"):
                     self._read += len(line)
-                    self._tell(FederatedRecord(**json.loads(line)))
+                    self._tell(RoundRecord(**json.loads(line)))
 
-    def _tell(self, record: FederatedRecord) -> None:
+    def _tell(self, record: RoundRecord) -> None:
         """A round; who is dropped only when that is news."""
         for name, reason in record.dropped.items():
             if name not in self._dropped:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from nvflare.collab import collab
 
+from rhobust.build import compose_run, work_of
 from rhobust.config import Config
 from rhobust.data import DATA, DataSet, Samples, load_data
 from rhobust.engines.nvflare.thrift import Sweep, hush_messages
 from rhobust.engines.nvflare.wire import Message, from_upload, to_task
 from rhobust.engines.worker import Worker
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
-from rhobust.runner import engine_of, work_of
 from rhobust.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")
@@ -101,7 +101,7 @@ class Post:
         device = torch.device(config.device if torch.cuda.is_available() else "cpu")
         torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))
         common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
-        objective = engine_of(config, common, device).objective
+        objective, _ = compose_run(config, common, device)
         worker = Worker(objective, work_of(config), _LOG.warning)
         return cls(worker, data.train, settings["workers"].index(name))
 

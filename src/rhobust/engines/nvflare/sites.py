@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhobust.engine import Warn
 from rhobust.engines.federated import Task, Upload
 from rhobust.engines.nvflare.wire import Message, from_task, to_upload
-from rhobust.rounds import Workers
+from rhobust.federated_engine import Workers
 
 Call = Callable[[Sequence[str], str, Message, float], tuple[Mapping[str, object], Mapping[str, str]]]
 """(sites, function, argument, seconds) -> the values of those who answered, and why others did not."""
@@ -47,7 +48,9 @@ class Sites(Workers):
         self._call, self._clock = call, clock
         self._silent = {name: _Silence("is not connected", float("inf")) for name in names if name not in present}
         self._pauses: dict[str, float] = {}  # of those who fell silent and have not uploaded since
-        self._prepare([name for name in names if name in present], _FIRST_CALL)
+
+    def prepare(self, warn: Warn) -> None:
+        self._prepare([name for name in self.names if name not in self._silent], _FIRST_CALL)
 
     def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
         """The uploads of those who are there, and for every other the reason."""

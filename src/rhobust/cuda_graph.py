@@ -1,4 +1,4 @@
-"""The engine of one GPU: the same step, captured in a CUDA graph once and replayed.
+"""The engine of one GPU: the eager engine's step, captured in a CUDA graph once and replayed.
 
 At the paper's batch size a step is hundreds of kernels of a few microseconds; launched one by one from Python they
 keep the device waiting most of the time. In bfloat16, where bits are not what is asked for, small kernels are also
@@ -7,7 +7,7 @@ fused. Nothing here knows what the step computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any
@@ -16,73 +16,75 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from rhobust.averaging import WeightAverage
+from rhobust.batches import Batch
+from rhobust.eager import EagerEngine
+from rhobust.engine import Engine, Warn
 from rhobust.engines.fusion import Fusion
 from rhobust.engines.graphs import Graphs, first_line
-from rhobust.engines.local import LocalEngine, Numbers, Record, diverged, sound
 from rhobust.errors import Diverged
-from rhobust.objective import RobustObjective
-from rhobust.optim import ProximalOptimizer
+from rhobust.record import Record
+from rhobust.step import Numbers, diverged, sound
 
 # Steps between two looks at the numbers; each look waits for the device.
 _WINDOW = 64
 
 
-class CapturedEngine(LocalEngine):
+class CudaGraphEngine(Engine):
     """Replays one graph for each shape of batch; records arrive in bunches.
 
     What cannot be captured (an optimizer that counts its steps on the host, a model that reads values back) is run
-    eagerly, and `warn` hears why. A value that is not finite is noticed with its bunch: the weights go back to where
+    eagerly, and a warning says why. A value that is not finite is noticed with its bunch: the weights go back to where
     they were when that began.
     """
 
-    def __init__(
-        self,
-        objective: RobustObjective,
-        optimizer: ProximalOptimizer,
-        precision: torch.dtype = torch.float32,
-        average: WeightAverage | None = None,
-    ) -> None:
-        super().__init__(objective, optimizer, precision, average)
-        self._fusion = None if precision == torch.float32 else Fusion(objective)
+    def __init__(self, eager: EagerEngine) -> None:
+        self.eager, self.objective = eager, eager.objective
+        self.epochs, self.epoch_steps, self.total = eager.epochs, eager.epoch_steps, eager.total
+        self._warn: Warn = lambda message: None
+        self._fusion = None if eager.precision == torch.float32 else Fusion(self.objective)
         self._graphs = Graphs(
-            self._recorded, objective.gamma.device, lambda message: self.warn(message), _obstacle(optimizer.base)
+            self._recorded,
+            self.objective.gamma.device,
+            lambda message: self._warn(message),
+            _obstacle(eager.optimizer.base),
         )
-        self._data: tuple[Tensor, Tensor] | None = None
-        self._looked = False  # whether at the data
+        self._whole = eager.batches.whole()
+        self._checked = False  # whether all the data were
         self._rates: list[dict[str, Any]] = []
         self._pending: list[Numbers] = []
         self._before: list[Tensor] = []  # theta, gamma and buffers as they were before the first of the pending
-        self._diverged: Diverged | None = None
 
     @property
     def captured(self) -> bool:
         """Whether steps are being replayed."""
         return bool(self._graphs)
 
-    def admit(self, x: Tensor, y: Tensor) -> None:
-        self._data, self._looked = (x, y), False
+    def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
+        self._warn = warn
+        for step, batch in self.eager.numbered(number, skip):
+            yield self.take(batch, step, number)
 
-    def step(self, x: Tensor, y: Tensor, step: int, epoch: int, at: Tensor | None = None) -> list[Record]:
-        if self._diverged is not None:
-            raise self._diverged
+    def take(self, batch: Batch, step: int, epoch: int) -> Sequence[Record]:
+        """One training step; the records that are ready."""
         self._notice_rates()
-        batch = (x, y) if self.memory is None or at is None else (x, y, at)
-        graph = self._graphs.find(*batch, turn=self.objective.maximizer.turn(step))
+        tensors = self._tensors(batch)
+        graph = self._graphs.find(*tensors, turn=self.objective.maximizer.turn(step))
         if graph is None:
             records = self.flush()
-            return records if self._diverged is not None else [*records, *self._eagerly(batch, step, epoch)]
-        self._look(x, y)
+            try:
+                return [*records, self._eagerly(batch, step, epoch)]
+            except Diverged as error:
+                error.records = records
+                raise
+        self._check(batch)
         if not self._pending:
             self._before = [part.detach().clone() for part in self._parts()]
-        numbers = graph.replay(*batch)
-        self.follow()
+        numbers = graph.replay(*tensors)
+        self.eager.follow()
         self._pending.append(Numbers(step, epoch, numbers.values.clone(), numbers.gradients))
         return self.flush() if len(self._pending) == _WINDOW else []
 
-    def flush(self) -> list[Record]:
-        if self._diverged is not None:
-            raise self._diverged
+    def flush(self) -> Sequence[Record]:
         pending, self._pending = self._pending, []
         if not pending:
             return []
@@ -93,54 +95,67 @@ class CapturedEngine(LocalEngine):
             with torch.no_grad():
                 for part, before in zip(self._parts(), self._before, strict=True):
                     part.copy_(before)
-            self._diverged = diverged(records[len(good)], f"the weights are those from before step {records[0].step}")
-            if not good:
-                raise self._diverged
-        return good
+            raise diverged(records[len(good)], f"the weights are those from before step {records[0].step}", good)
+        return records
+
+    def settle(self) -> None:
+        self.eager.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.eager.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.eager.load_state_dict(state)
+
+    def _tensors(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What a step reads of a batch."""
+        x, y, at = batch
+        return (x, y) if self.eager.memory is None or at is None else (x, y, at)
 
     def _parts(self) -> list[Tensor]:
         return [*self.objective.parameters(), *self.objective.buffers()]
 
-    def _look(self, x: Tensor, y: Tensor) -> None:
-        """What a replay cannot: at its batch, or once at all the data."""
-        if self._data is None:
-            self.objective.check(x, y)
-        elif not self._looked:
-            self.objective.check(*self._data)
-            self._looked = True
+    def _check(self, batch: Batch) -> None:
+        """What a replay cannot: look at its batch, or once at all the data."""
+        if self._whole is None:
+            self.objective.check(batch.x, batch.y)
+        elif not self._checked:
+            self.objective.check(self._whole.x, self._whole.y)
+            self._checked = True
 
-    def _eagerly(self, batch: Sequence[Tensor], step: int, epoch: int) -> list[Record]:
-        x, y, *at = batch
+    def _eagerly(self, batch: Batch, step: int, epoch: int) -> Record:
         before = self._versions()
         with self._graphs.warming():
             try:
-                with self._fused(*batch):
-                    return super().step(x, y, step, epoch, *at)
+                with self._fused(batch):
+                    return self.eager.take(batch, step, epoch)
             except RuntimeError as problem:
                 if self._fusion is None or self._versions() != before:  # no step is taken twice
                     raise
                 # Perhaps the compiler's; if it is the model's, it comes again.
                 self._fusion = None
-                self.warn(f"kernels are not fused, which takes longer: {first_line(problem)}")
-                return super().step(x, y, step, epoch, *at)
+                self._warn(f"kernels are not fused, which takes longer: {first_line(problem)}")
+                return self.eager.take(batch, step, epoch)
 
     def _versions(self) -> list[int]:
         """They differ once theta or gamma was updated."""
         return [theta._version for theta in self.objective.parameters()]
 
-    def _recorded(self, x: Tensor, y: Tensor, *at: Tensor, turn: int) -> Numbers:
+    def _recorded(self, x: Tensor, y: Tensor, at: Tensor | None = None, *, turn: int) -> Numbers:
         """The step, as it is captured."""
-        with self._fused(x, y, *at):
-            numbers = self.gradient(x, y, turn, 0, *at)
-            self.update()
+        batch = Batch(x, y, at)
+        with self._fused(batch):
+            numbers = self.eager.gradient(batch, turn, 0)
+            self.eager.update()
         return numbers
 
-    def _fused(self, *batch: Tensor) -> AbstractContextManager[None]:
+    def _fused(self, batch: Batch) -> AbstractContextManager[None]:
         """Only for full batches: to compile for the last of an epoch costs more than it brings.
 
         A run that is resumed with such a last one fuses what it would have fused.
         """
-        full = self._graphs.is_first(*batch) if self.full_batch is None else len(batch[0]) == self.full_batch
+        size = self.eager.batches.full
+        full = self._graphs.is_first(*self._tensors(batch)) if size is None else len(batch.x) == size
         return self._fusion.applied() if self._fusion and full else nullcontext()
 
     def _notice_rates(self) -> None:
@@ -155,7 +170,7 @@ class CapturedEngine(LocalEngine):
                 for name, value in group.items()
                 if name != "params" and not (isinstance(value, Tensor) and value.is_cuda)
             }
-            for group in self.optimizer.param_groups
+            for group in self.eager.optimizer.param_groups
         ]
         if rates != self._rates:
             self._graphs.forget()
