@@ -32,11 +32,7 @@ class DataError(RhobustError, ValueError):
 
 
 class TruncatedFile(DataError):
-    """A data file that ends before its header says it should, or whose compression is broken off."""
-
-
-class WrongMagic(DataError):
-    """A file that is not of the format it should have."""
+    """A data file whose compression breaks off."""
 
 
 class WrongHash(DataError):

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rhobust.archives import MNIST, Archive, parse_idx
+from rhobust.archives import MNIST, Archive
 from rhobust.config import Config
 from rhobust.data import digits, from_folder, from_npz, load_data
-from rhobust.errors import ConfigError, DataError, LengthMismatch, TruncatedFile, WrongHash, WrongMagic
+from rhobust.errors import ConfigError, DataError, TruncatedFile, WrongHash
 from rhobust.start import train_run
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -104,19 +104,18 @@ def test_an_archive_gzipped_or_not(tmp_path: Path, compress: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    "damaged",
     [
-        ({"train_images": PARTS["train-images"][:-1]}, TruncatedFile, "ends early: 3919 values where"),
-        ({"train_images": PARTS["train-images"][:10]}, TruncatedFile, "ends inside its header"),
-        ({"train_images": PARTS["train-images"] + b"!"}, TruncatedFile, "is too long"),
-        ({"train_images": PARTS["train-labels"] * 9}, WrongMagic, "0x00000801, not 0x00000803"),
-        ({"train_images": PARTS["train-images"][:-1] + b"!"}, WrongHash, "SHA-256 differs"),
+        PARTS["train-images"][:-1],
+        PARTS["train-images"][:10],
+        PARTS["train-images"] + b"!",
+        PARTS["train-images"][:-1] + b"!",
+        PARTS["train-labels"] * 9,
     ],
 )
-def test_damage_has_a_name(tmp_path: Path, changed: dict[str, bytes], error: type[DataError], message: str) -> None:
-    with pytest.raises(error, match=message) as caught:
-        TINY.load("train", lay(tmp_path, **changed))
-    assert "train-images" in str(caught.value)
+def test_what_is_not_the_published_file_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    with pytest.raises(WrongHash, match=r"train-images-idx3-ubyte.* is not the published mnist .*SHA-256 differs"):
+        TINY.load("train", lay(tmp_path, train_images=damaged))
 
 
 def test_a_cut_gzip_file_and_labels_of_another_set_have_names_too(tmp_path: Path) -> None:
@@ -124,20 +123,16 @@ def test_a_cut_gzip_file_and_labels_of_another_set_have_names_too(tmp_path: Path
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TruncatedFile, match="compression breaks off"):
         TINY.load("train", tmp_path)
-    short = idx(np.array([3, 1], dtype=np.uint8))
-    hashes = {**TINY.hashes, "train-labels": hashlib.sha256(short).hexdigest()}
-    with pytest.raises(LengthMismatch, match="5 train images and 2 labels"):
-        replace(TINY, hashes=hashes).load("train", lay(tmp_path, train_labels=short))
+    with pytest.raises(WrongHash, match="train-labels"):
+        TINY.load("train", lay(tmp_path, train_labels=PARTS["t10k-labels"]))
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
-@given(st.binary(max_size=64), st.sampled_from([1, 3]))
-def test_no_bytes_crash_the_reader(content: bytes, dimensions: int) -> None:
-    try:
-        array = parse_idx(content, dimensions, Path("fuzzed"))
-    except DataError:
-        return
-    assert idx(array) == content  # what was read is all that was there
+@given(st.binary(max_size=64))
+def test_no_other_bytes_are_read(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = lay(tmp_path_factory.getbasetemp() / "any", compress=False, train_images=content)
+    with pytest.raises(DataError, match="train-images"):
+        TINY.load("train", folder)
 
 
 @pytest.fixture
