@@ -25,13 +25,14 @@ from typing import Any
 import psutil
 import torch
 
+from rhobust.build import compose_run, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import digits
 from rhobust.engines.worker import Worker
 from rhobust.environment import environment
 from rhobust.files import write_json
-from rhobust.runner import engine_of, server_of, train_run, work_of
 from rhobust.runs import Run
+from rhobust.start import train_run
 from tests.deployments import deployed, in_process
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +56,7 @@ def plain(workers: int) -> float:
     torch.manual_seed(0)
     here = torch.device("cpu")
     server = server_of(settings, data, here)
-    worker = Worker(engine_of(settings, data, here).objective, work_of(settings))
+    worker = Worker(compose_run(settings, data, here)[0], work_of(settings))
     shares = [data.train[torch.arange(first, len(data.train), workers)] for first in range(workers)]
     seconds = []
     for _ in range(ROUNDS):

@@ -17,16 +17,17 @@ import psutil
 import torch
 
 import rhobust
+from rhobust.build import compose_run, federation_of, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import digits, load_data
 from rhobust.engines.federated import Server
 from rhobust.engines.nvflare.kits import Kits, make_kits
 from rhobust.engines.nvflare.processes import parties, start, stop
-from rhobust.rounds import Rounds
-from rhobust.runner import engine_of, federation_of, server_of, work_of
+from rhobust.federated_engine import FederatedEngine
+from rhobust.loop import train
 from rhobust.runs import Run
+from rhobust.seeding import seeded
 from rhobust.simulation import Simulation
-from rhobust.trainer import seeded
 
 PATIENCE = 90.0
 
@@ -153,14 +154,14 @@ def in_process(config: Config, sites: int) -> Server:
     with seeded(config.seed, device, config.threads):
         server = server_of(config, data, device)
         workers = Simulation(
-            engine_of(config, data, device).objective,
+            compose_run(config, data, device)[0],
             data.train,
             shares,
             work_of(config),
             classes=data.classes,
             fuse=False,
         )
-        Rounds(server, workers, federation_of(config).rounds, sites, seed=config.seed).train()
+        train(FederatedEngine(server, workers, federation_of(config).rounds, sites, config.seed))
     return server
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.aggregators import Aggregator, Mean
+from rhobust.batches import SampleBatches
+from rhobust.compose import compose
 from rhobust.data import Samples
+from rhobust.eager import EagerEngine
 from rhobust.engines.federated import Server, Task, Upload
-from rhobust.engines.local import LocalEngine
 from rhobust.engines.vectors import flat
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
+from rhobust.record import RoundRecord
 from rhobust.regularizers import NoRegularizer, Regularizer
 from rhobust.simulation import Simulation
-from rhobust.trainer import compose
 
 BOUNDS = (-3.0, 3.0)
 CLASSES = 3
@@ -55,10 +57,10 @@ class Setting:
     quorum: int = 1
     weighted: bool = False
 
-    def engine(self) -> LocalEngine:
-        """Model, objective and step, always from the same start."""
-        model = network()
-        return compose(
+    def engine(self) -> EagerEngine:
+        """Central training on the workers' samples, always from the same start."""
+        model, samples = network(), data(sum(self.sizes))
+        objective, optimizer = compose(
             model,
             cross_entropy,
             find_method(self.method).tuned(**self.knobs),
@@ -67,6 +69,7 @@ class Setting:
             regularizer=self.regularizer,
             bounds=BOUNDS,
         )
+        return EagerEngine(objective, optimizer, SampleBatches(samples, len(samples), 0, samples.x.device))
 
     def server(self) -> Server:
         engine = self.engine()
@@ -97,6 +100,11 @@ class Setting:
         }
 
 
+def answered(server: Server, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> RoundRecord:
+    """The round in which its workers answer this."""
+    return server.step(server.task(), asked, answers)
+
+
 def watched(workers: Simulation) -> list[int]:
     """The sizes of the batches that its steps will take."""
     seen: list[int] = []
@@ -110,7 +118,7 @@ def watched(workers: Simulation) -> list[int]:
     return seen
 
 
-def theta_gamma(trained: Server | LocalEngine) -> Tensor:
+def theta_gamma(trained: Server | EagerEngine) -> Tensor:
     """Theta and gamma as one vector."""
     return torch.cat([flat(trained.objective.model), trained.objective.gamma.detach().reshape(1)])
 

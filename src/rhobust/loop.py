@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rhobust.engine import Engine
-from rhobust.errors import Diverged, Halted
+from rhobust.errors import Diverged, Halted, Refused
 from rhobust.interrupts import deferred_signals
 from rhobust.observer import Observer
 from rhobust.record import Record
@@ -51,6 +51,8 @@ def train(
     With a keeper, SIGINT, SIGTERM and SIGHUP take effect between two steps, after a checkpoint. What stops the loop on
     one of several processes stops it on all: only what they agreed on is raised.
     """
+    if start and engine.epoch_steps is None:
+        raise Refused(f"cannot start at step {start}: the stream does not tell how many steps an epoch has")
     return _Loop(engine, every or Every(), keeper, observer or Observer(), judge, start).run()
 
 
@@ -68,38 +70,47 @@ class _Loop:
     """Steps in the last checkpoint."""
 
     def run(self) -> list[Record]:
-        engine = self.engine
-        self.kept = start = self.done
-        self.observer.started(engine.total, start, engine.objective.radius or None)
-        first, skip = divmod(start, engine.epoch_steps or 1)
+        self.kept = self.done
+        self.observer.started(self.engine.total, self.done, self.engine.objective.radius or None)
         with deferred_signals(enabled=self.keeper is not None) as signals:
             try:
-                for number in range(first, engine.epochs):
-                    for records in engine.epoch(number, skip if number == first else 0, self.observer.warned):
-                        self.done += 1
-                        halt = engine.anywhere(bool(signals))
-                        self._note(self._judged(records))
-                        if halt or self._is_due(self.every.checkpoint):
-                            self._keep()
-                        if halt:
-                            raise KeyboardInterrupt
-                    self._note(engine.flush())
-                    if self.every.checkpoint is None:
-                        self._keep()
-            except Halted:  # between two steps: what was done stands
-                self._keep()
-                raise
+                self._steps(signals)
             except Diverged as error:  # never checkpointed
                 self._note(error.records)
                 raise
-            engine.settle()
+            self.engine.settle()
         return self.history
 
+    def _steps(self, signals: Sequence[int]) -> None:
+        engine = self.engine
+        first, skip = divmod(self.done, engine.epoch_steps or 1)
+        try:
+            for number in range(first, engine.epochs):
+                for records in engine.epoch(number, skip if number == first else 0, self.observer.warned):
+                    self.done += 1
+                    self._note(self._judged(records))
+                    halt = engine.anywhere(bool(signals))
+                    if halt or self._is_due(self.every.checkpoint):
+                        self._keep()
+                    if halt:
+                        raise KeyboardInterrupt
+                self._note(engine.flush())
+                if self.every.checkpoint is None:
+                    self._keep()
+        except Halted:  # between two steps: what was done stands
+            self._keep()
+            raise
+
     def _judged(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The records, the last one with test errors where they are due."""
-        if self.judge is None or not (self._is_due(self.every.judge) or self.done == self.engine.total):
+        """The records, the last one with test errors where they are due: every so often, and after the last step."""
+        judged = self.every.judge is not None and (self._is_due(self.every.judge) or self.done == self.engine.total)
+        if self.judge is None or not judged:
             return records
-        *before, last = *records, *self.engine.flush()
+        try:
+            *before, last = *records, *self.engine.flush()
+        except Diverged as error:  # those that it had given already come before
+            error.records = [*records, *error.records]
+            raise
         return [*before, replace(last, errors=self.judge())]
 
     def _note(self, records: Sequence[Record]) -> None:

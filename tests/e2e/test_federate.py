@@ -16,13 +16,13 @@ from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.engines.federated import QuorumLost
-from rhobust.engines.local import Record
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluate import evaluate
 from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
-from rhobust.start import train_run
+from rhobust.record import Record
 from rhobust.runs import Run
+from rhobust.start import train_run
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")
 PARAMETERS = 64 * 10 + 10  # of the linear model on the digits

@@ -14,17 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rhobust.aggregators import Clipped, Mean, Median
+from rhobust.batches import Batch
+from rhobust.build import compose_run
 from rhobust.config import Config
 from rhobust.data import Samples, load_data
 from rhobust.engines.federated import Server, Task, Upload
 from rhobust.engines.vectors import flat, put
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.models import build_model
+from rhobust.optim import ProximalOptimizer
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
-from rhobust.start import train_run
 from rhobust.simulation import Simulation
-from tests.federations import Setting, away, network, theta_gamma, watched
+from rhobust.start import train_run
+from tests.federations import Setting, answered, away, network, theta_gamma, watched
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -51,7 +54,7 @@ def central(setting: Setting, rounds: int) -> Tensor:
     engine = setting.engine()
     for number in range(rounds):
         batches = setting.minibatches(number)
-        engine.step(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]), number, 0)
+        engine.take(Batch(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches])), number, 0)
     return theta_gamma(engine)
 
 
@@ -107,10 +110,9 @@ def test_in_single_precision_too() -> None:
     whole = load_data("digits")
     found = []
     for fuse in (True, False):
-        engine = _digits_engine(config)
-        server = Server(engine.objective, engine.optimizer, Mean())
+        server = Server(*_on_digits(config), Mean())
         shares = partition("iid", whole.train.y, 5, 0)
-        objective = _digits_engine(config).objective
+        objective, _ = _on_digits(config)
         workers = Simulation(objective, whole.train, shares, LocalWork(16), classes=10, fuse=fuse)
         for _ in range(20):
             workers.round(server, workers.names)
@@ -123,13 +125,11 @@ def test_a_model_that_draws_draws_from_its_workers_streams() -> None:
     config = Config.resolve({"method": "drfl", "radius": 1, "workers": 5, "model": "mlp", "optimizer": "sgd"})
     whole, found = load_data("digits"), []
     for seed in (1, 2):
-        ends = [_digits_engine(config) for _ in range(2)]
-        for end in ends:
-            end.objective.model.append(torch.nn.Dropout(0.5))
-        workers = Simulation(
-            ends[1].objective, whole.train, partition("iid", whole.train.y, 5, 0), LocalWork(16), classes=10
-        )
-        server = Server(ends[0].objective, ends[0].optimizer, Mean())
+        (objective, optimizer), (scratch, _) = (_on_digits(config) for _ in range(2))
+        for each in (objective, scratch):
+            each.model.append(torch.nn.Dropout(0.5))
+        workers = Simulation(scratch, whole.train, partition("iid", whole.train.y, 5, 0), LocalWork(16), classes=10)
+        server = Server(objective, optimizer, Mean())
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             workers.round(server, workers.names)
@@ -137,12 +137,10 @@ def test_a_model_that_draws_draws_from_its_workers_streams() -> None:
     assert torch.equal(*found)
 
 
-def _digits_engine(config: Config) -> Any:
-    from rhobust.runner import engine_of
-
+def _on_digits(config: Config) -> tuple[Any, ProximalOptimizer]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return engine_of(config, load_data("digits"), torch.device("cpu"))
+        return compose_run(config, load_data("digits"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("regularizer", [L1(0.02), SquaredL1(0.001)], ids=repr)
@@ -157,7 +155,7 @@ def test_a_prox_on_the_clients_is_another_algorithm(regularizer: Regularizer) ->
             put(worker.objective.model, task.theta)
             with torch.no_grad():
                 worker.objective.gamma.fill_(task.gamma)
-            worker.step(batch.x, batch.y, number, 0)
+            worker.take(Batch(batch.x, batch.y), number, 0)
             moved.append(theta_gamma(worker))
         put(server.objective.model, torch.stack(moved).mean(0)[:-1])
         with torch.no_grad():
@@ -175,10 +173,10 @@ def test_the_order_of_arrival_changes_nothing() -> None:
     for _ in range(5):
         uploads = setting.uploads(straight.task())
         names = list(uploads)
-        first = straight.step(names, uploads)
+        first = answered(straight, names, uploads)
         asked = [names[i] for i in torch.randperm(10, generator=draws)]
         order = [names[i] for i in torch.randperm(10, generator=draws)]
-        assert shuffled.step(asked, {name: uploads[name] for name in order}) == first
+        assert answered(shuffled, asked, {name: uploads[name] for name in order}) == first
         assert torch.equal(theta_gamma(straight), theta_gamma(shuffled))
 
 
@@ -228,7 +226,7 @@ def test_whatever_is_not_one_batch_goes_worker_by_worker(setting: Setting, optio
     assert batches(setting, **options) == expected
     if not options.get("liars"):
         server = setting.server()
-        server.step([f"worker-{k}" for k in range(1, 5)], setting.uploads(server.task()))
+        answered(server, [f"worker-{k}" for k in range(1, 5)], setting.uploads(server.task()))
         assert torch.equal(theta_gamma(server), federated(setting, 1, **options))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rhobust.aggregators import AGGREGATORS
+from rhobust.build import federation_of, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.errors import ConfigError
@@ -14,7 +15,7 @@ from rhobust.federation import Federation
 from rhobust.liars import LIARS
 from rhobust.methods import FEDERATED, methods
 from rhobust.partitions import PARTITIONS
-from rhobust.runner import federation_of, server_of, train_run, work_of
+from rhobust.start import train_run
 
 
 def problems(*layers: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from rhobust.aggregators import Aggregator, GeometricMedian, Mean, Median, Multi
 from rhobust.engines.federated import Aggregate, QuorumLost, Server, Task, Upload
 from rhobust.engines.worker import LocalWork
 from rhobust.errors import Diverged
-from tests.federations import CLASSES, Setting, theta_gamma
+from tests.federations import CLASSES, Setting, answered, theta_gamma
 
 # Buffers for theta and, by Adam, for gamma: there is much that a bad upload could change.
 SETTING = Setting(method="spgda-literal", optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
@@ -61,7 +61,7 @@ BAD: dict[str, tuple[Bad, str]] = {
 def after_two_rounds(**options: Any) -> Server:
     server = replace(SETTING, **options).server()
     for _ in range(2):
-        server.step(NAMES, SETTING.uploads(server.task()))
+        answered(server, NAMES, SETTING.uploads(server.task()))
     return server
 
 
@@ -95,9 +95,9 @@ def test_a_bad_upload_is_dropped_and_named_and_the_round_is_the_others(kind: str
     spoil, reason = BAD[kind]
     server, others = after_two_rounds(weighted=weighted), after_two_rounds(weighted=weighted)
     uploads = SETTING.uploads(server.task())
-    record = server.step(NAMES, {**uploads, "worker-2": spoil(uploads["worker-2"])})
+    record = answered(server, NAMES, {**uploads, "worker-2": spoil(uploads["worker-2"])})
     rest = [name for name in NAMES if name != "worker-2"]
-    alone = others.step(rest, {name: uploads[name] for name in rest})
+    alone = answered(others, rest, {name: uploads[name] for name in rest})
     assert list(record.dropped) == ["worker-2"]
     assert record.dropped["worker-2"].endswith(reason)
     assert record.workers == 3
@@ -109,8 +109,8 @@ def test_who_does_not_answer_and_who_was_not_asked() -> None:
     server, others = after_two_rounds(), after_two_rounds()
     uploads = SETTING.uploads(server.task())
     asked = ["worker-1", "worker-2", "worker-3"]
-    record = server.step(asked, {name: uploads[name] for name in ("worker-1", "worker-3", "worker-4")})
-    others.step(["worker-1", "worker-3"], {name: uploads[name] for name in ("worker-1", "worker-3")})
+    record = answered(server, asked, {name: uploads[name] for name in ("worker-1", "worker-3", "worker-4")})
+    answered(others, ["worker-1", "worker-3"], {name: uploads[name] for name in ("worker-1", "worker-3")})
     assert record.dropped == {"worker-2": "no answer", "worker-4": "was not asked"}
     assert record.workers == 2
     assert record.bytes_down == 3 * (67 * 8 + 16)  # all that were asked
@@ -124,7 +124,7 @@ def test_who_does_not_answer_and_who_was_not_asked() -> None:
 def test_what_a_cost_can_be_counts(gamma: float) -> None:
     server = after_two_rounds()
     uploads = SETTING.uploads(server.task())
-    record = server.step(NAMES, {**uploads, "worker-2": replace(uploads["worker-2"], gamma=gamma)})
+    record = answered(server, NAMES, {**uploads, "worker-2": replace(uploads["worker-2"], gamma=gamma)})
     assert record.dropped == {}
     assert record.workers == 4
 
@@ -136,7 +136,7 @@ def test_without_a_good_upload_nothing_changes_and_the_next_round_works(kind: st
     before = snapshot(server)
     uploads = SETTING.uploads(server.task())
     with pytest.raises((QuorumLost, Diverged)) as lost:
-        server.step(NAMES, {name: spoil(upload) for name, upload in uploads.items()})
+        answered(server, NAMES, {name: spoil(upload) for name, upload in uploads.items()})
     if "not finite" in reason:  # of all of them: nobody is to blame but the training
         assert isinstance(lost.value, Diverged)
     else:
@@ -144,8 +144,8 @@ def test_without_a_good_upload_nothing_changes_and_the_next_round_works(kind: st
         assert str(lost.value).count(f"{reason}; ") + str(lost.value).endswith(f"{reason})") == 4
         assert all(f"{name}: " in str(lost.value) for name in NAMES)
     assert same(snapshot(server), before)
-    server.step(NAMES, uploads)
-    untouched.step(NAMES, uploads)
+    answered(server, NAMES, uploads)
+    answered(untouched, NAMES, uploads)
     assert server.round == 3
     assert same(snapshot(server), snapshot(untouched))
 
@@ -157,18 +157,18 @@ def test_the_quorum_is_exact(quorum: int) -> None:
         uploads = SETTING.uploads(server.task())
         answers = {name: "gone" if k < bad else uploads[name] for k, name in enumerate(NAMES)}
         if 4 - bad >= quorum:
-            assert server.step(NAMES, answers).workers == 4 - bad
+            assert answered(server, NAMES, answers).workers == 4 - bad
         else:
             before = snapshot(server)
             with pytest.raises(QuorumLost, match=f"{4 - bad} of 4 workers answered usefully, {quorum} are needed"):
-                server.step(NAMES, answers)
+                answered(server, NAMES, answers)
             assert same(snapshot(server), before)
 
 
 def test_those_who_were_not_asked_make_no_quorum() -> None:
     server = after_two_rounds(quorum=2)
     with pytest.raises(QuorumLost, match="1 of 2 workers answered usefully, 2 are needed"):
-        server.step(NAMES[:2], {name: SETTING.uploads(server.task())[name] for name in NAMES[1:]})
+        answered(server, NAMES[:2], {name: SETTING.uploads(server.task())[name] for name in NAMES[1:]})
 
 
 @pytest.mark.parametrize(("aggregator", "fewest"), [(TrimmedMean(1), 3), (MultiKrum(0), 3)])
@@ -176,9 +176,9 @@ def test_an_aggregator_that_needs_more_than_the_quorum_is_a_lost_quorum(aggregat
     """Not an error of its own: whoever keeps the run alive through lost rounds must see one kind."""
     server = after_two_rounds(aggregator=aggregator)
     uploads, before = SETTING.uploads(server.task()), snapshot(server)
-    assert replace(SETTING, aggregator=aggregator).server().step(NAMES, _at_round(uploads, 0)).workers == 4
+    assert answered(replace(SETTING, aggregator=aggregator).server(), NAMES, _at_round(uploads, 0)).workers == 4
     with pytest.raises(QuorumLost, match=f"2 of 4 workers answered usefully, {fewest} are needed"):
-        server.step(NAMES, {**uploads, "worker-1": "gone", "worker-2": "gone"})
+        answered(server, NAMES, {**uploads, "worker-1": "gone", "worker-2": "gone"})
     assert same(snapshot(server), before)
 
 
@@ -198,10 +198,10 @@ def test_only_a_lie_among_those_asked_is_a_liar_less_to_fear(kind: str, caught: 
     answers = {**uploads, names[2]: bad}
     if not caught:
         with pytest.raises(QuorumLost, match="3 are needed"):
-            server.step(asked, answers)
+            answered(server, asked, answers)
         return
-    assert list(server.step(asked, answers).dropped) == [names[2]]
-    literal.step(names[:2], {name: uploads[name] for name in names[:2]})
+    assert list(answered(server, asked, answers).dropped) == [names[2]]
+    answered(literal, names[:2], {name: uploads[name] for name in names[:2]})
     assert torch.equal(theta_gamma(server), theta_gamma(literal))
 
 
@@ -212,7 +212,7 @@ def test_whom_the_aggregator_leaves_out_is_named(rule: Aggregator, left_out: lis
     server = setting.server()
     uploads = setting.uploads(server.task())
     far = replace(uploads["worker-4"], theta=uploads["worker-4"].theta + 9.0)
-    record = server.step(list(uploads), {**uploads, "worker-2": "gone", "worker-4": far})
+    record = answered(server, list(uploads), {**uploads, "worker-2": "gone", "worker-4": far})
     assert (record.left_out, list(record.dropped), record.workers) == (left_out, ["worker-2"], 5)
 
 
@@ -229,7 +229,7 @@ def test_a_number_too_large_for_the_model_is_not_finite() -> None:
     optimizer = type(engine.optimizer)(torch.optim.SGD(model.parameters(), lr=0.1), objective)
     server = Server(objective, optimizer, Median())
     good = Upload(0, 0.01 * torch.ones(15), 0.1, 5, 1.0, 8)
-    record = server.step(["a", "b"], {"a": good, "b": replace(good, gamma=-1e308)})
+    record = answered(server, ["a", "b"], {"a": good, "b": replace(good, gamma=-1e308)})
     assert record.dropped == {"b": "its gradient or its loss is not finite"}
     assert bool(objective.gamma.isfinite())
 
@@ -241,9 +241,9 @@ def test_a_gradient_whose_norm_overflows_is_dropped_and_does_not_end_the_trainin
     with pytest.raises(
         Diverged, match=r"no worker's gradient is finite; nothing was updated\. Lower the learning rate"
     ):
-        server.step(NAMES, huge)
+        answered(server, NAMES, huge)
     assert same(snapshot(server), before)
-    record = server.step(NAMES, uploads | {NAMES[0]: huge[NAMES[0]]})
+    record = answered(server, NAMES, uploads | {NAMES[0]: huge[NAMES[0]]})
     assert record.dropped == {NAMES[0]: "its gradient or its loss is not finite"}
 
 
@@ -252,7 +252,7 @@ def test_one_liar_does_not_own_the_loss_that_is_logged(aggregator: Aggregator) -
     server = after_two_rounds(aggregator=aggregator)
     uploads = SETTING.uploads(server.task())
     honest = [upload.loss for upload in uploads.values()]
-    record = server.step(NAMES, uploads | {NAMES[0]: replace(uploads[NAMES[0]], loss=1e30)})
+    record = answered(server, NAMES, uploads | {NAMES[0]: replace(uploads[NAMES[0]], loss=1e30)})
     assert not record.dropped
     assert min(honest) <= record.loss <= max(honest)
 
@@ -271,7 +271,7 @@ def test_who_claims_too_many_samples_is_dropped(samples: int) -> None:
     server = after_two_rounds()
     server.weighted = True
     uploads = SETTING.uploads(server.task())
-    record = server.step(NAMES, uploads | {NAMES[0]: replace(uploads[NAMES[0]], samples=samples)})
+    record = answered(server, NAMES, uploads | {NAMES[0]: replace(uploads[NAMES[0]], samples=samples)})
     assert record.dropped == {NAMES[0]: "it says that it has more samples than there can be"}
 
 
@@ -283,8 +283,8 @@ def test_an_honest_worker_that_is_broken_does_not_unmask_the_rule() -> None:
     names = list(uploads)
     lie = replace(uploads[names[0]], theta=torch.full_like(uploads[names[0]].theta, 1e6))
     broken = with_entry(math.nan)(uploads[names[4]])
-    server.step(names, {**uploads, names[0]: lie, names[4]: broken})
-    literal.step(names[:4], {**{name: uploads[name] for name in names[:4]}, names[0]: lie})
+    answered(server, names, {**uploads, names[0]: lie, names[4]: broken})
+    answered(literal, names[:4], {**{name: uploads[name] for name in names[:4]}, names[0]: lie})
     assert torch.equal(theta_gamma(server), theta_gamma(literal))
 
 
@@ -293,7 +293,7 @@ def test_a_task_is_a_copy() -> None:
     server = SETTING.server()
     task = server.task()
     kept = task.theta.clone()
-    server.step(NAMES, SETTING.uploads(task))
+    answered(server, NAMES, SETTING.uploads(task))
     assert torch.equal(task.theta, kept)
     before = theta_gamma(server)
     server.task().theta.zero_()
@@ -313,7 +313,7 @@ def test_a_state_taken_and_put_back_goes_on_bit_for_bit() -> None:
     assert fresh.round == 2
     for server in (straight, fresh):
         for _ in range(3):
-            server.step(NAMES, SETTING.uploads(server.task()))
+            answered(server, NAMES, SETTING.uploads(server.task()))
     assert same(snapshot(straight), snapshot(fresh))
 
 
