@@ -1,9 +1,70 @@
-"""The mathematical core runs wherever torch does."""
+"""Which module may import which: the mathematics runs wherever torch does, and no import points up."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
-BLOCKED = ("safetensors", "sklearn", "scipy", "matplotlib", "typer", "rich")
+import rhobust
+
+BLOCKED = ("numpy", "scipy", "sklearn", "safetensors", "matplotlib", "typer", "rich", "nvflare")
+
+# Lowest layer first. A module may import from its own layer and from those below it.
+LAYERS = (
+    ("errors", "checks"),
+    ("files", "toml", "interrupts", "environment", "version", "specs", "fusible", "capture", "undisturbed", "seeding")
+    + ("console",),
+    ("costs", "regularizers", "gamma_rules", "losses", "memory", "problem", "maximizer", "ascent", "margin", "oracle")
+    + ("multistart", "validator", "checked_loss", "objective", "optim", "methods"),
+    ("models", "blocks", "transparent", "data", "archives", "batches", "partitions", "attacks", "apgd", "search")
+    + ("wasserstein", "figures", "radius"),
+    ("certificates", "dual", "borders", "sups"),
+    ("evaluate", "trust", "shifts", "corruptions", "audit"),
+    ("record", "step", "engine", "eager", "cuda_graph", "engines.graphs", "engines.fusion", "compose", "loop")
+    + ("remarks", "fitting", "averaging", "observer"),
+    ("federation", "engines", "engines.federated", "engines.vectors", "engines.worker", "federated_engine")
+    + ("simulation", "aggregators", "liars"),
+    ("config", "runs", "start", "build", "trained", "measurements"),
+    ("engines.nvflare", "report"),
+    ("reproduction",),
+    ("cli", "commands", "demo", "progress", "__main__"),
+    ("",),
+)
+
+
+def layer(module: str) -> int:
+    """The number of the layer that the longest known prefix of the name stands in."""
+    while True:
+        for number, names in enumerate(LAYERS):
+            if module in names:
+                return number
+        module, _, _ = module.rpartition(".")
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the library that a file imports, inside functions and under TYPE_CHECKING too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.removeprefix("rhobust.") for name in names if name.startswith("rhobust.")}
+    return found
+
+
+def test_no_import_points_up() -> None:
+    root = Path(rhobust.__file__).parent
+    upward = [
+        f"{name} imports {other}"
+        for path in sorted(root.rglob("*.py"))
+        for name in [".".join(path.relative_to(root).with_suffix("").parts).removesuffix("__init__").rstrip(".")]
+        for other in imported(path)
+        if layer(other) > layer(name)
+    ]
+    assert upward == []
 
 
 def test_the_core_trains_with_torch_alone() -> None:
