@@ -9,36 +9,35 @@ import rhobust
 
 BLOCKED = ("numpy", "scipy", "sklearn", "safetensors", "matplotlib", "typer", "rich", "nvflare")
 
-# Lowest layer first. A module may import from its own layer and from those below it.
-LAYERS = (
-    ("errors", "checks"),
-    ("files", "toml", "interrupts", "environment", "version", "specs", "fusible", "capture", "undisturbed", "seeding")
-    + ("console",),
-    ("costs", "regularizers", "gamma_rules", "losses", "memory", "problem", "maximizer", "ascent", "margin", "oracle")
-    + ("multistart", "validator", "checked_loss", "objective", "optim", "methods"),
-    ("models", "blocks", "transparent", "data", "archives", "batches", "partitions", "attacks", "apgd", "search")
-    + ("wasserstein", "figures", "radius"),
-    ("certificates", "dual", "borders", "sups"),
-    ("evaluate", "trust", "shifts", "corruptions", "audit"),
-    ("record", "step", "engine", "eager", "cuda_graph", "engines.graphs", "engines.fusion", "compose", "loop")
-    + ("remarks", "fitting", "averaging", "observer"),
-    ("federation", "engines", "engines.federated", "engines.vectors", "engines.worker", "federated_engine")
-    + ("simulation", "aggregators", "liars"),
-    ("config", "runs", "start", "build", "trained", "measurements"),
-    ("engines.nvflare", "report"),
-    ("reproduction",),
-    ("cli", "commands", "demo", "progress", "__main__"),
-    ("",),
-)
+# A layer a line, the lowest first. A module may import from its own layer and from those below it.
+LAYERS = [
+    line.split()
+    for line in """
+        errors checks
+        files toml interrupts environment version specs setting fusible capture undisturbed seeding console
+        costs regularizers gamma_rules losses memory problem maximizer ascent margin oracle multistart validator \
+            checked_loss objective optim methods
+        models blocks transparent data archives batches partitions attacks apgd search wasserstein figures radius
+        certificates dual borders sups
+        evaluate trust shifts corruptions audit
+        record step engine eager cuda_graph engines.graphs engines.fusion compose loop remarks fitting averaging observer
+        federation engines engines.federated engines.vectors engines.worker federated_engine simulation aggregators liars
+        config runs start build trained measurements
+        engines.nvflare report
+        reproduction
+        cli commands demo progress __main__
+    """.strip().splitlines()
+]
 
 
 def layer(module: str) -> int:
     """The number of the layer that the longest known prefix of the name stands in."""
-    while True:
+    while module:
         for number, names in enumerate(LAYERS):
             if module in names:
                 return number
         module, _, _ = module.rpartition(".")
+    return len(LAYERS)  # the root, which names what users are told to import
 
 
 def imported(path: Path) -> set[str]:
