@@ -20,9 +20,9 @@ LAYERS = [
         models blocks transparent data archives batches partitions attacks apgd search wasserstein figures radius
         certificates dual borders sups
         evaluate trust shifts corruptions audit
-        record step engine eager cuda_graph engines.graphs engines.fusion compose loop remarks fitting \\
+        record step engine eager cuda_graph engines.graphs engines.fusion compose loop remarks fitting \
             averaging observer
-        federation engines engines.federated engines.vectors engines.worker federated_engine simulation \\
+        federation engines engines.federated engines.vectors engines.worker federated_engine simulation \
             aggregators liars
         config runs start build trained measurements
         engines.nvflare report
