@@ -12,14 +12,16 @@ from torch import Tensor, nn
 import rhobust
 from rhobust.averaging import WeightAverage
 from rhobust.batches import SampleBatches
+from rhobust.compose import central_engine, compose
 from rhobust.config import Config
 from rhobust.data import Samples
-from rhobust.engines.local import LocalEngine
+from rhobust.eager import EagerEngine
 from rhobust.errors import ConfigError, Refused
+from rhobust.loop import train
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.observer import Observer
-from rhobust.trainer import Trainer, compose
+from rhobust.record import Record
 
 DATA = Samples(
     torch.randn(48, 4, generator=torch.Generator().manual_seed(0)),
@@ -27,16 +29,25 @@ DATA = Samples(
 )
 
 
-def engine(average: float | None) -> LocalEngine:
+def engine(average: float | None, epochs: int = 1) -> EagerEngine:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    return compose(model, cross_entropy, find_method("spgda"), radius=0.5, optimizer=optimizer, average=average)
+    composed = compose(model, cross_entropy, find_method("spgda"), radius=0.5, optimizer=optimizer)
+    made = central_engine(*composed, SampleBatches(DATA, 16, 0, torch.device("cpu")), epochs, average=average)
+    assert isinstance(made, EagerEngine)
+    return made
 
 
-def trainer(average: float | None, epochs: int) -> Trainer:
-    return Trainer(engine(average), SampleBatches(DATA, 16, 0, torch.device("cpu")), epochs)
+class Kept:
+    """The last checkpoint."""
+
+    def log(self, record: Record) -> None:
+        """Metrics are not what this is about."""
+
+    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        self.step, self.state = step, copy.deepcopy(state)
 
 
 def path(steps: int) -> list[Tensor]:
@@ -44,7 +55,7 @@ def path(steps: int) -> list[Tensor]:
     plain, found = engine(None), []
     batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * steps
     for number in range(steps):
-        plain.step(batches[number].x, batches[number].y, number, 0)
+        plain.take(batches[number], number, 0)
         found.append(plain.objective.model.weight.detach().clone())
     return found
 
@@ -54,7 +65,7 @@ def test_the_average_is_the_formula_along_the_path_of_a_plain_training(decay: fl
     averaged, expected = engine(decay), torch.zeros(3, 4)
     batches = list(SampleBatches(DATA, 16, 0, torch.device("cpu")).epoch(0)) * 44
     for step, theta in enumerate(path(44), start=1):
-        averaged.step(batches[step - 1].x, batches[step - 1].y, step - 1, 0)
+        averaged.take(batches[step - 1], step - 1, 0)
         assert torch.equal(averaged.objective.model.weight, theta)  # the steps themselves are the same
         if step % 10 == 0:
             share = max(10 / step, 1 - decay**10)
@@ -76,23 +87,20 @@ def test_an_average_of_bfloat16_weights_gets_where_they_are() -> None:
 
 
 def test_a_training_too_short_for_an_average_keeps_its_weights() -> None:
-    averaged, plain = trainer(0.9, 3), trainer(None, 3)  # nine steps
-    averaged.train()
-    plain.train()
+    averaged, plain = engine(0.9, 3), engine(None, 3)
+    assert len(train(averaged)) == len(train(plain)) == 9
     for one, other in zip(averaged.objective.parameters(), plain.objective.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_checkpoint_keeps_the_average_to_the_bit() -> None:
-    straight, first, second = trainer(0.9, 14), trainer(0.9, 5), trainer(0.9, 14)
-    straight.train()
-    states: list[dict[str, Any]] = []
-    settle = first.engine.settle
-    first.engine.settle = lambda: states.append(copy.deepcopy(first.state()))  # type: ignore[method-assign]
-    first.train()
-    settle()
-    second.load_state(states[0])
-    second.train(start=15)
+    straight, first, second = engine(0.9, 14), engine(0.9, 5), engine(0.9, 14)
+    train(straight)
+    keeper = Kept()
+    train(first, keeper=keeper)
+    assert not torch.equal(first.objective.model.weight, keeper.state["objective"]["model.weight"])  # kept unaveraged
+    second.load_state_dict(keeper.state)
+    train(second, start=keeper.step)
     for one, other in zip(straight.objective.parameters(), second.objective.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -128,10 +136,18 @@ def test_a_federation_has_no_average() -> None:
         Config.resolve({"method": "drfl", "radius": 1.0, "average": 0.9})
 
 
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.said.append(message)
+
+
 @pytest.mark.parametrize(("decay", "warned"), [(0.9, False), (0.99, True)])
 def test_an_average_over_more_steps_than_there_are_is_warned_of(decay: float, warned: bool) -> None:
-    said: list[str] = []
-    listener = Observer()
-    listener.warned = said.append  # type: ignore[method-assign]
-    trainer(decay, 5).train(listener)  # fifteen steps
-    assert ["looks back over 100 steps, and there are 15" in message for message in said] == [True] * warned
+    listener = Heard()
+    rhobust.fit(  # fifteen steps
+        nn.Linear(4, 3), (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=decay, observer=listener
+    )
+    assert sum("looks back over 100 steps, and there are 15" in message for message in listener.said) == warned

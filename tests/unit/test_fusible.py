@@ -13,13 +13,15 @@ from torch import Tensor
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 
+from rhobust.batches import Batch, batches_of
+from rhobust.build import compose_run
 from rhobust.config import Config
-from rhobust.data import load_data
+from rhobust.data import DataSet, load_data
+from rhobust.eager import EagerEngine
 from rhobust.engines.fusion import Fusion
 from rhobust.fusible import fusible, fusing
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
-from rhobust.runner import engine_of
 
 
 @pytest.fixture
@@ -34,6 +36,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
 
     monkeypatch.setattr(torch, "compile", compile_)
     return handed
+
+
+def engine_of(config: Config, data: DataSet) -> EagerEngine:
+    here = torch.device("cpu")
+    return EagerEngine(*compose_run(config, data, here), batches_of(data.train, 16, 0, here))
 
 
 def test_it_is_compiled_once_and_only_inside(compiled: list[Callable[..., Any]]) -> None:
@@ -123,10 +130,10 @@ def test_fused_steps_are_the_plain_ones(
     words |= {"temper": 0.4} if remembers else {}
     config, data = Config.resolve(words), load_data("digits")
     x, y = data.train.x[:16], data.train.y[:16]
-    found, moves, at = [], list[Tensor](), torch.arange(16).flip(0)
+    found, moves, batch = [], list[Tensor](), Batch(x, y, torch.arange(16).flip(0))
     for fused in (False, True):
         torch.manual_seed(0)
-        engine = engine_of(config, data, torch.device("cpu"))
+        engine = engine_of(config, data)
         engine.memory = Memory(x, 1.0) if remembers else None
         fusion = Fusion(engine.objective)
         if tensors:
@@ -134,7 +141,7 @@ def test_fused_steps_are_the_plain_ones(
                 group["lr"] = torch.tensor(group["lr"])
         for step in range(4):
             with fusion.applied() if fused else nullcontext():
-                found.append(engine.gradient(x, y, step, 0, at).values)
+                found.append(engine.gradient(batch, step, 0).values)
                 with torch.device("meta"):  # a default of the user's
                     engine.update()
         moves += [] if engine.memory is None else [engine.memory.moves]
@@ -148,18 +155,18 @@ def test_fused_steps_are_the_plain_ones(
 def test_the_prox_and_what_is_logged_of_it_are_fused_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     real, data = torch.compile, load_data("digits")
     monkeypatch.setattr(torch, "compile", lambda part, **how: real(part, backend="eager", **how))
-    x, y = data.train.x[:16], data.train.y[:16]
+    batch = Batch(data.train.x[:16], data.train.y[:16])
 
     def graphs(rates: list[float], **more: str) -> int:
         words = {"data": "digits", "model": "linear", "method": "spgda", "radius": 0.04, **more}
-        engine = engine_of(Config.resolve(words), data, torch.device("cpu"))
+        engine = engine_of(Config.resolve(words), data)
         torch.compiler.reset()
         counters.clear()
         for step, rate in enumerate(rates):
             for group in engine.optimizer.param_groups:
                 group["lr"] = rate
             with fusing():
-                engine.gradient(x, y, step, 0)
+                engine.gradient(batch, step, 0)
                 engine.update()
         return int(counters["stats"]["unique_graphs"])
 

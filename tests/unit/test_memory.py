@@ -12,41 +12,50 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rhobust
 from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent, maximize
-from rhobust.batches import LoaderBatches, SampleBatches
+from rhobust.batches import Batches, LoaderBatches, SampleBatches
+from rhobust.compose import central_engine
 from rhobust.config import Config
 from rhobust.costs import SquaredL2
 from rhobust.data import Samples
-from rhobust.engines.local import LocalEngine
+from rhobust.eager import EagerEngine
 from rhobust.errors import ConfigError, Refused
 from rhobust.gamma_rules import FixedGamma
+from rhobust.loop import train
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
-from rhobust.trainer import Trainer
 
 DRAWS = torch.Generator().manual_seed(0)
 X = torch.randn(10, 3, generator=DRAWS)
 Y = X @ torch.tensor([1.0, -0.5, 0.2]) + 0.3 * torch.randn(10, generator=DRAWS)
 CPU = torch.device("cpu")
 ETA, GAMMA, RATE = 0.05, 2.0, 0.1
+ASCENT = PenalizedAscent(eta=ETA)
 
 
 def squared(output: Tensor, y: Tensor) -> Tensor:
     return (output[:, 0] - y).square()
 
 
-def engine(maximizer: Maximizer, rate: float = RATE, gamma: float = GAMMA) -> LocalEngine:
+def engine(
+    epochs: int,
+    memory: float | None,
+    maximizer: Maximizer = ASCENT,
+    batches: Batches | None = None,
+    *,
+    rate: float = RATE,
+    gamma: float = GAMMA,
+) -> EagerEngine:
     model = nn.Linear(3, 1, bias=False)
     nn.init.constant_(model.weight, 0.4)
     objective = RobustObjective(model, squared, radius=0.5, maximizer=maximizer, gamma=gamma)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    return LocalEngine(objective, ProximalOptimizer(optimizer, objective, gamma_rule=FixedGamma()))
-
-
-def trainer(epochs: int, memory: float | None, **how: Any) -> Trainer:
-    made = engine(PenalizedAscent(eta=ETA), **how)
-    return Trainer(made, SampleBatches(Samples(X, Y), 4, 0, CPU), epochs, memory=memory)
+    proximal = ProximalOptimizer(optimizer, objective, gamma_rule=FixedGamma())
+    batches = batches or SampleBatches(Samples(X, Y), 4, 0, CPU)
+    made = central_engine(objective, proximal, batches, epochs, memory=memory)
+    assert isinstance(made, EagerEngine)
+    return made
 
 
 def literally(epochs: int, decay: float) -> tuple[Tensor, Tensor]:
@@ -66,26 +75,25 @@ def literally(epochs: int, decay: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("decay", [1.0, 0.7])
 def test_it_is_descent_ascent_written_out(decay: float) -> None:
-    made = trainer(7, decay)
-    made.train()
+    made = engine(7, decay)
+    train(made)
     theta, moves = literally(7, decay)
-    assert made.engine.memory is not None
+    assert made.memory is not None
     torch.testing.assert_close(made.objective.model.weight.detach()[0], theta, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(made.engine.memory.moves.float(), moves, rtol=2e-3, atol=1e-5)
+    torch.testing.assert_close(made.memory.moves.float(), moves, rtol=2e-3, atol=1e-5)
 
 
 def test_with_theta_at_rest_one_step_an_epoch_arrives_at_the_sup() -> None:
     """sup over d of (a + theta.d)^2 - gamma ||d||^2 is at d = a theta / (gamma - ||theta||^2)."""
-    made = trainer(200, 1.0, rate=0.0)
-    made.train()
+    made = engine(200, 1.0, rate=0.0)
+    train(made)
     theta = torch.full((3,), 0.4)
     exact = (X @ theta - Y)[:, None] * theta / (GAMMA - theta.square().sum())
-    assert made.engine.memory is not None
-    torch.testing.assert_close(made.engine.memory.moves.float(), exact, rtol=5e-3, atol=1e-3)
-    alone = trainer(200, None, rate=0.0)
-    alone.train()
+    assert made.memory is not None
+    torch.testing.assert_close(made.memory.moves.float(), exact, rtol=5e-3, atol=1e-3)
+    alone = train(engine(200, None, rate=0.0))
     reached = 2 * ETA * (X @ theta - Y)[:, None] * theta  # one step from z, however often it is taken
-    assert alone.history[-1].rho_eff < 0.1 * float(exact.square().sum(1).mean())
+    assert alone[-1].rho_eff < 0.1 * float(exact.square().sum(1).mean())
     assert reached.norm() < 0.5 * exact.norm()
 
 
@@ -94,18 +102,18 @@ def test_with_memory_the_printed_step_sees_gamma(memory: float | None, sees: boo
     """grad c vanishes at zeta = z, where an ascent without memory always is."""
     paths = []
     for gamma in (1.0, 4.0):
-        made = trainer(3, memory, gamma=gamma)
-        made.train()
+        made = engine(3, memory, gamma=gamma)
+        train(made)
         paths.append(made.objective.model.weight.detach().clone())
     assert torch.equal(*paths) != sees
 
 
 def test_a_checkpoint_keeps_the_memory_to_the_bit() -> None:
-    straight, first, second = trainer(6, 0.9), trainer(2, 0.9), trainer(6, 0.9)
-    straight.train()
-    first.train()
-    second.load_state(copy.deepcopy(first.state()))
-    second.train(start=2 * 3)
+    straight, first, second = engine(6, 0.9), engine(2, 0.9), engine(6, 0.9)
+    train(straight)
+    train(first)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, start=2 * 3)
     assert torch.equal(second.objective.model.weight, straight.objective.model.weight)
 
 
@@ -191,9 +199,9 @@ def test_a_decay_that_is_none_is_refused(decay: float) -> None:
 def test_who_cannot_remember_says_so() -> None:
     loader = LoaderBatches(DataLoader(TensorDataset(X, Y), 4), CPU)
     with pytest.raises(Refused, match="loaders and Datasets do not say which samples come"):
-        Trainer(engine(PenalizedAscent()), loader, 1, memory=0.9)
+        engine(1, 0.9, batches=loader)
     with pytest.raises(Refused, match="does not move the samples"):
-        Trainer(engine(Identity()), SampleBatches(Samples(X, Y), 4, 0, CPU), 1, memory=0.9)
+        engine(1, 0.9, Identity())
     with pytest.raises(ConfigError, match="keep no memory of their ascents"):
         Config.resolve({"method": "drfl", "radius": 2.0, "rounds": 5, "memory": 0.9})
     with pytest.raises(ConfigError) as caught:

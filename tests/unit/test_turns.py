@@ -10,39 +10,37 @@ from torch import Tensor, nn
 
 import rhobust
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
-from rhobust.batches import SampleBatches
+from rhobust.batches import Batch, SampleBatches
 from rhobust.config import Config
 from rhobust.data import Samples
+from rhobust.eager import EagerEngine
 from rhobust.engines.fusion import _FusedMaximizer
-from rhobust.engines.local import LocalEngine
 from rhobust.errors import ConfigError, Refused
 from rhobust.gamma_rules import Multiplicative
+from rhobust.loop import Every, train
 from rhobust.losses import cross_entropy
 from rhobust.methods import find_method
 from rhobust.objective import RobustObjective
 from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
 from rhobust.toml import parse_overrides
-from rhobust.trainer import Trainer
 
 DEPTHS = (1, 1, 1, 3)
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = (X[:, 0] > 0).long()
+ALL = Batch(X, Y)
 
 
-def engine(maximizer: Maximizer) -> LocalEngine:
+def engine(maximizer: Maximizer, epochs: int = 1) -> EagerEngine:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     objective = RobustObjective(model, cross_entropy, radius=0.1, maximizer=maximizer)
     rule = Multiplicative() if maximizer.penalized else None
-    return LocalEngine(objective, ProximalOptimizer(torch.optim.Adam(model.parameters()), objective, gamma_rule=rule))
+    optimizer = ProximalOptimizer(torch.optim.Adam(model.parameters()), objective, gamma_rule=rule)
+    return EagerEngine(objective, optimizer, SampleBatches(Samples(X, Y), 8, 0, X.device), epochs)
 
 
-def trainer(epochs: int, maximizer: Maximizer) -> Trainer:
-    return Trainer(engine(maximizer), SampleBatches(Samples(X, Y), 8, 0, X.device), epochs)
-
-
-def theta(trained: LocalEngine) -> Tensor:
+def theta(trained: EagerEngine) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in trained.objective.parameters()])
 
 
@@ -54,10 +52,10 @@ def test_it_is_one_maximizer_after_another(maximizer: Maximizer) -> None:
     """Written out: every step with a maximizer of one depth put in place by hand."""
     turning, by_hand = engine(maximizer), engine(maximizer)
     for step in range(10):
-        (record,) = turning.step(X, Y, step, 0)
+        record = turning.take(ALL, step, 0)
         by_hand.objective.maximizer = maximizer.on(0) if step % 4 < 3 else maximizer.on(3)
         assert by_hand.objective.maximizer.gradients == (1 if step % 4 < 3 else 3)
-        by_hand.step(X, Y, 0, 0)
+        by_hand.take(ALL, 0, 0)
         assert record.gradients == (1, 1, 1, 3)[step % 4]
     assert torch.equal(theta(turning), theta(by_hand))
 
@@ -68,15 +66,13 @@ def test_a_loop_of_one_s_own_need_not_count() -> None:
 
 
 def test_an_interrupted_training_goes_on_with_the_depth_it_stopped_at() -> None:
-    straight, first, second = (trainer(epochs, ErrorAscent(steps=DEPTHS)) for epochs in (3, 1, 3))
-    straight.train()
-    first.train()
-    done = first.batches.steps()
+    straight, first, second = (engine(ErrorAscent(steps=DEPTHS), epochs) for epochs in (3, 1, 3))
+    counted = [record.gradients for record in train(straight)]
+    done = len(train(first))
     assert done % len(DEPTHS)  # it did stop between two deep ones
-    second.load_state(copy.deepcopy(first.state()))
-    second.train(start=done)
-    assert torch.equal(theta(second.engine), theta(straight.engine))
-    counted = [record.gradients for record in straight.history]
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, start=done)
+    assert torch.equal(theta(second), theta(straight))
     assert counted == [(1, 1, 1, 3)[step % 4] for step in range(3 * done)]
 
 
@@ -142,11 +138,9 @@ def test_fused_moves_take_the_same_turns(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(("every", "looks"), [(1, 10), (3, 10), (4, 10), (5, 8), (8, 5), (10, 4)])
 def test_metrics_have_every_turn_equally_often(every: int, looks: int) -> None:
     """Every fourth or eighth step alone would have met the same turn each time."""
-    logging = trainer(8, ErrorAscent(steps=DEPTHS))  # forty steps
-    logging.log_every = every
-    logging.train()
-    assert len(logging.history) == 4 * looks
-    assert sorted(record.gradients for record in logging.history) == sorted(looks * DEPTHS)
+    logged = train(engine(ErrorAscent(steps=DEPTHS), 8), every=Every(log=every))  # forty steps
+    assert len(logged) == 4 * looks
+    assert sorted(record.gradients for record in logged) == sorted(looks * DEPTHS)
 
 
 def test_a_state_says_whose_turn_it_is() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from rhobust.config import Config
 from rhobust.measurements import Kind, Measurement
-from rhobust.runs import Run, rho_eff
+from rhobust.record import rho_eff
+from rhobust.runs import Run
 
 
 def telling(config: Config) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from rhobust.data import DataSet, Samples, load_data
 from rhobust.environment import environment
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
+from rhobust.record import rho_eff
 from rhobust.reproduction.flops import Flops, counted_passes, flops_of
 from rhobust.reproduction.plan import Job
+from rhobust.runs import Run
 from rhobust.start import train_run
-from rhobust.runs import Run, rho_eff
 from rhobust.trained import TrainedModel, load
 
 _ATTACKS = ("fgsm", "ifgsm", "pgd-paper")
