@@ -261,14 +261,19 @@ def test_a_job_that_fails_is_told_of_and_the_others_go_on() -> None:
     assert result["errors"]["pgd"]["0"] < 0.9
 
 
-def test_a_worker_that_is_killed_takes_only_its_own_job_with_it() -> None:
+def test_a_worker_that_is_killed_ends_the_call_and_a_second_one_goes_on() -> None:
     jobs = [digits_job("first"), digits_job("endless", epochs=100_000), digits_job("last")]
+    found: dict[str, Ended] = {}
 
     def kill_the_next(end: Ended) -> None:
-        if end.job.name == "first":  # "endless" is begun once we have looked at this one: the worker dies in it
-            (worker,) = multiprocessing.active_children()
-            threading.Timer(1.0, worker.kill).start()
+        found[end.job.name] = end  # "endless" is begun once we have looked at this one: the worker dies in it
+        (worker,) = multiprocessing.active_children()
+        threading.Timer(1.0, worker.kill).start()
 
-    found = ended(jobs, kill_the_next)
-    assert found["endless"].problem == "its process was ended from outside"
-    assert found["last"].result is not None
+    with pytest.raises(
+        RunError, match=r"ended from outside .* at work: endless\. .* the same command goes on from here"
+    ):
+        ended(jobs, kill_the_next)
+    assert list(found) == ["first"]
+    assert not multiprocessing.active_children()
+    assert list(ended([job for job in jobs if job.name == "last"])) == ["last"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
-from rhobust.errors import RhobustError
+from rhobust.errors import RhobustError, RunError
 from rhobust.reproduction.plan import Job
 
 # Between two looks whether to stop. An interrupt that cuts a wait in two would leave its locks in disorder.
@@ -37,57 +37,43 @@ def work_through(
 ) -> Generator[Ended, None, None]:
     """Do every job that is ready, first things first, until none is; ask anew whenever one ends.
 
-    A job that fails is told of and not tried again here; a process that dies takes only the jobs at work with it. As
-    soon as there is something in `signals`, all are ended and `KeyboardInterrupt` is raised.
+    A job that fails is told of and not tried again here. A worker that is ended from outside ends all: a second call
+    goes on where this one stopped. As soon as there is something in `signals`, `KeyboardInterrupt` is raised.
     """
     failed: set[str] = set()
-    with tempfile.TemporaryDirectory() as scratch:  # what is left behind by a worker that is killed goes with it
-        while True:
-            try:
-                yield from _with_one_pool(ready, workers, signals, scratch, failed)
-            except BrokenProcessPool:
-                continue  # those at work are in `failed` by now; the others go on in a new pool
-            return
-
-
-def _with_one_pool(
-    ready: Callable[[], Sequence[Job]], workers: int, signals: Sequence[int], scratch: str, failed: set[str]
-) -> Generator[Ended, None, None]:
     running: dict[Future[Any], Job] = {}
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin_work)
-    try:
-        while True:
-            busy = failed | {job.name for job in running.values()}
-            waiting = [job for job in ready() if job.name not in busy]
-            for job in waiting[: workers - len(running)]:
-                with _deaf_to_interrupts():  # as the workers that are started here stay: Ctrl-C is for the parent alone
-                    running[pool.submit(_attempt, job, scratch)] = job
-            if not running:
-                return
-            done, _ = wait(running, _LOOK_SECONDS, return_when=FIRST_COMPLETED)
-            if signals:
-                raise KeyboardInterrupt
-            broken = False
-            for future in done:
-                job = running.pop(future)
-                try:
+    with tempfile.TemporaryDirectory() as scratch:  # what is left behind by a worker that is killed goes with it
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin_work)
+        try:
+            while True:
+                busy = failed | {job.name for job in running.values()}
+                waiting = [job for job in ready() if job.name not in busy]
+                for job in waiting[: workers - len(running)]:
+                    with _deaf_to_interrupts():  # as the workers started here stay: Ctrl-C is for the parent alone
+                        running[pool.submit(_attempt, job, scratch)] = job
+                if not running:
+                    return
+                done, _ = wait(running, _LOOK_SECONDS, return_when=FIRST_COMPLETED)
+                if signals:
+                    raise KeyboardInterrupt
+                for future in sorted(done, key=lambda one: one.exception() is not None):  # results first: they are kept
                     result, problem = future.result()
-                except BrokenProcessPool:
-                    result, problem, broken = None, "its process was ended from outside", True
-                if result is None:
-                    failed.add(job.name)
-                yield Ended(job, result, problem)
-            if broken:
-                for job in running.values():
-                    failed.add(job.name)
-                    yield Ended(job, None, "its process was ended together with another's")
-                raise BrokenProcessPool
-    finally:
-        # Interrupted: what was begun is not worth waiting for. Otherwise: nothing is at work.
-        for process in multiprocessing.active_children():
-            if running:
-                process.kill()
-        pool.shutdown(cancel_futures=True)
+                    job = running.pop(future)
+                    if result is None:
+                        failed.add(job.name)
+                    yield Ended(job, result, problem)
+        except BrokenProcessPool:
+            names = ", ".join(job.name for job in running.values()) or "none"
+            raise RunError(
+                f"a process was ended from outside (killed, or out of memory); trainings at work: {names}. What was "
+                "done before is kept, and the same command goes on from here; fewer --workers need less memory"
+            ) from None
+        finally:
+            # Interrupted: what was begun is not worth waiting for. Otherwise: nothing is at work.
+            for process in multiprocessing.active_children():
+                if running:
+                    process.kill()
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
