@@ -20,13 +20,13 @@ import rhobust
 from rhobust.build import compose_run, federation_of, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import digits, load_data
-from rhobust.engines.federated import Server
 from rhobust.engines.nvflare.kits import Kits, make_kits
 from rhobust.engines.nvflare.processes import parties, start, stop
 from rhobust.federated_engine import FederatedEngine
 from rhobust.loop import train
 from rhobust.runs import Run
 from rhobust.seeding import seeded
+from rhobust.server import Server
 from rhobust.simulation import Simulation
 
 PATIENCE = 90.0

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from rhobust.aggregators import Aggregator, Mean
 from rhobust.batches import SampleBatches
 from rhobust.compose import compose
-from rhobust.data import Samples
 from rhobust.eager import EagerEngine
-from rhobust.engines.federated import Server, Task, Upload
-from rhobust.engines.vectors import flat
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.losses import cross_entropy
+from rhobust.messages import Task, Upload, flat
 from rhobust.methods import find_method
 from rhobust.record import RoundRecord
 from rhobust.regularizers import NoRegularizer, Regularizer
+from rhobust.samples import Samples
+from rhobust.server import Server
 from rhobust.simulation import Simulation
 
 BOUNDS = (-3.0, 3.0)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rhobust.checks import count_problem
-from rhobust.data import Samples, tensor_of
 from rhobust.errors import DataError
+from rhobust.samples import Samples, tensor_of
 from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rhobust.engine import Engine, Warn
-from rhobust.engines.federated import ROUNDS_PER_EPOCH, QuorumLost, Server, Stream, Task, Upload
 from rhobust.errors import Diverged
+from rhobust.messages import Task, Upload
+from rhobust.randomness import Stream
 from rhobust.record import RoundRecord
+from rhobust.server import ROUNDS_PER_EPOCH, QuorumLost, Server
 
 
 class Workers(ABC):

@@ -10,8 +10,8 @@ from typing import Self
 
 from torch import Tensor
 
-from rhobust.capture import capturing
 from rhobust.checks import check_count
+from rhobust.compiling import capturing
 from rhobust.costs import Cost
 from rhobust.errors import Refused
 from rhobust.problem import Accuracy, Maximum, Point, Problem

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from rhobust.ascent import Maximizer, Oracle, maximize
 from rhobust.checked_loss import CheckedLoss
+from rhobust.compiling import fusible
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
-from rhobust.fusible import fusible
 from rhobust.losses import PerSampleLoss, tempered
 from rhobust.problem import Accuracy, Maximum, Problem
 from rhobust.undisturbed import undisturbed

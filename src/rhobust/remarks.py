@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rhobust.averaging import reach
 from rhobust.costs import Cost
-from rhobust.data import Samples
 from rhobust.objective import RobustObjective
+from rhobust.samples import Samples
 from rhobust.trust import learned_nothing
 
 _MOST_SAMPLES = 1000  # that the cost of a move to one point is estimated on

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.aggregators import Mean
-from rhobust.data import Samples
 from rhobust.engine import Warn
-from rhobust.engines.federated import Aggregate, Server, Stream, Task, Upload
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.federated_engine import Workers
 from rhobust.liars import flipped, lie
+from rhobust.messages import Aggregate, Task, Upload
 from rhobust.objective import RobustObjective
+from rhobust.randomness import Stream
 from rhobust.record import RoundRecord
+from rhobust.samples import Samples
+from rhobust.server import Server
 
 
 class Simulation(Workers):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from rhobust.capture import capturing
+from rhobust.compiling import capturing
 
 
 @contextmanager

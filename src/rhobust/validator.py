@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rhobust.capture import capturing
 from rhobust.checks import is_number
+from rhobust.compiling import capturing
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
 from rhobust.maximizer import Maximizer

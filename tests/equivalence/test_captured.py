@@ -10,27 +10,26 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from rhobust.engines.captured import CapturedEngine
+from rhobust.engines.local import LocalEngine, Record
+from rhobust.trainer import Trainer
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball, ErrorAscent
 from rhobust.averaging import WeightAverage
 from rhobust.batches import SampleBatches
-from rhobust.data import Samples
-from rhobust.engines.captured import CapturedEngine
-from rhobust.engines.federated import Task
 from rhobust.engines.fusion import Fusion
 from rhobust.engines.graphs import Graphs
-from rhobust.engines.local import LocalEngine, Record
-from rhobust.engines.vectors import flat
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.errors import DataError, Diverged
 from rhobust.losses import cross_entropy
+from rhobust.messages import Task, flat
 from rhobust.methods import find_method
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import L1, Regularizer, SquaredL2
-from rhobust.trainer import Trainer
+from rhobust.samples import Samples
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")
 

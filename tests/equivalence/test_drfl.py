@@ -17,14 +17,15 @@ from rhobust.aggregators import Clipped, Mean, Median
 from rhobust.batches import Batch
 from rhobust.build import compose_run
 from rhobust.config import Config
-from rhobust.data import Samples, load_data
-from rhobust.engines.federated import Server, Task, Upload
-from rhobust.engines.vectors import flat, put
+from rhobust.data import load_data
 from rhobust.engines.worker import LocalWork, Worker
+from rhobust.messages import Task, Upload, flat, put
 from rhobust.models import build_model
 from rhobust.optim import ProximalOptimizer
 from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
+from rhobust.samples import Samples
+from rhobust.server import Server
 from rhobust.simulation import Simulation
 from rhobust.start import train_run
 from tests.federations import Setting, answered, away, network, theta_gamma, watched

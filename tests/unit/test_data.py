@@ -21,8 +21,10 @@ from PIL import Image
 
 from rhobust.archives import MNIST, Archive
 from rhobust.config import Config
-from rhobust.data import digits, from_folder, from_npz, load_data
+from rhobust.data import digits, load_data
 from rhobust.errors import ConfigError, DataError, TruncatedFile, WrongHash
+from rhobust.image_folder import from_folder
+from rhobust.npz import from_npz
 from rhobust.start import train_run
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))

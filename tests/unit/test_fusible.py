@@ -15,13 +15,14 @@ from torch._dynamo.utils import counters
 
 from rhobust.batches import Batch, batches_of
 from rhobust.build import compose_run
+from rhobust.compiling import fusible, fusing
 from rhobust.config import Config
-from rhobust.data import DataSet, load_data
+from rhobust.data import load_data
 from rhobust.eager import EagerEngine
 from rhobust.engines.fusion import Fusion
-from rhobust.fusible import fusible, fusing
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
+from rhobust.samples import DataSet
 
 
 @pytest.fixture

@@ -14,15 +14,16 @@ LAYERS = [
     line.split()
     for line in """
         errors checks
-        files toml interrupts environment version specs setting fusible capture undisturbed seeding console
+        files toml interrupts environment version specs setting compiling undisturbed seeding console
         costs regularizers gamma_rules losses memory problem maximizer ascent margin oracle multistart validator \
             checked_loss objective optim methods
-        models blocks transparent data archives batches partitions attacks apgd search wasserstein figures radius
+        models blocks transparent samples npz image_folder data archives batches partitions attacks apgd search \
+            wasserstein figures radius
         certificates dual borders sups
         evaluate trust shifts corruptions audit
         record step engine eager cuda_graph engines.graphs engines.fusion compose loop remarks fitting \
             averaging observer
-        federation engines engines.federated engines.vectors engines.worker federated_engine simulation \
+        federation engines messages randomness server engines.worker federated_engine simulation \
             aggregators liars
         config runs start build trained measurements
         engines.nvflare report

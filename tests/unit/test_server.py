@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from rhobust.aggregators import Aggregator, GeometricMedian, Mean, Median, MultiKrum, TrimmedMean
-from rhobust.engines.federated import Aggregate, QuorumLost, Server, Task, Upload
 from rhobust.engines.worker import LocalWork
 from rhobust.errors import Diverged
+from rhobust.messages import Aggregate, Task, Upload
+from rhobust.server import QuorumLost, Server
 from tests.federations import CLASSES, Setting, answered, theta_gamma
 
 # Buffers for theta and, by Adam, for gamma: there is much that a bad upload could change.

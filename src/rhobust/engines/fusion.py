@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from rhobust.fusible import fusing
+from rhobust.compiling import fusing
 from rhobust.maximizer import Maximizer, Step
 from rhobust.objective import RobustObjective
 from rhobust.problem import Point, Problem

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rhobust.data import Samples
-from rhobust.engines.federated import Stream, Task, Upload
 from rhobust.engines.graphs import Graphs
-from rhobust.engines.vectors import flat, flat_gradient, put
+from rhobust.messages import Task, Upload, flat, flat_gradient, put
 from rhobust.objective import RobustObjective
+from rhobust.randomness import Stream
+from rhobust.samples import Samples
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from rhobust.build import federated_engine, server_of
 from rhobust.config import Config
-from rhobust.data import DataSet
 from rhobust.engines.nvflare.sites import Sites, printable
 from rhobust.engines.nvflare.thrift import Sweep
 from rhobust.engines.nvflare.wire import Message
@@ -22,6 +21,7 @@ from rhobust.errors import Halted, RhobustError
 from rhobust.federated_engine import FederatedEngine
 from rhobust.files import write_json
 from rhobust.observer import Observer
+from rhobust.samples import DataSet
 from rhobust.start import train_run
 
 FINISHED, STOPPED = "finished", "stopped"

@@ -16,11 +16,12 @@ from nvflare.collab import collab
 
 from rhobust.build import compose_run, work_of
 from rhobust.config import Config
-from rhobust.data import DATA, DataSet, Samples, load_data
+from rhobust.data import DATA, load_data
 from rhobust.engines.nvflare.thrift import Sweep, hush_messages
 from rhobust.engines.nvflare.wire import Message, from_upload, to_task
 from rhobust.engines.worker import Worker
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
+from rhobust.samples import DataSet, Samples
 from rhobust.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")

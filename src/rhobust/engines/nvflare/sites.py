@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rhobust.engine import Warn
-from rhobust.engines.federated import Task, Upload
 from rhobust.engines.nvflare.wire import Message, from_task, to_upload
 from rhobust.federated_engine import Workers
+from rhobust.messages import Task, Upload
 
 Call = Callable[[Sequence[str], str, Message, float], tuple[Mapping[str, object], Mapping[str, str]]]
 """(sites, function, argument, seconds) -> the values of those who answered, and why others did not."""

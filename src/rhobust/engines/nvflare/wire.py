@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhobust.engines.federated import Task, Upload
+from rhobust.messages import Task, Upload
 
 Message = dict[str, Any]
 """Names with an int, a float, a str, bytes, or a list or dict of such."""

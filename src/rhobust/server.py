@@ -1,26 +1,16 @@
-"""DRFL without a transport: what travels, and what the server makes of it (Alg. 3).
-
-    worker     draws a minibatch, ascends to zeta, uploads the gradient of its mean psi in theta and in gamma
-    server     checks every upload, aggregates, takes the one step (prox and projection included), broadcasts
-
-How the two talk is somebody else's business: a task and an upload are numbers.
-"""
+"""The server of a federation (Alg. 3): it checks every upload, aggregates them, and takes the one step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from rhobust.aggregators import Aggregator
-from rhobust.engines.vectors import flat, put_gradient
 from rhobust.errors import Diverged, Halted
+from rhobust.messages import Aggregate, Task, Upload, flat, put_gradient
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 from rhobust.record import RoundRecord
@@ -29,24 +19,6 @@ ROUNDS_PER_EPOCH = 50
 """Curves are drawn over epochs; a federation has none, so this many rounds make one."""
 _MOST_SAMPLES = 2**53  # a double holds every whole number up to there
 _NOT_FINITE = "its gradient or its loss is not finite"
-_NUMBER = 8  # bytes of a number that travels beside theta
-
-
-class Stream(IntEnum):
-    """What random numbers are for: each purpose has a stream of its own."""
-
-    PARTICIPANTS = 1
-    MINIBATCH = 2
-    ASCENT = 3
-    LIES = 4
-
-    def draws(self, seed: int, *place: int) -> np.random.Generator:
-        """The stream at one place, such as (round, worker): the same whenever and wherever it is asked for."""
-        return np.random.default_rng([self, seed, *place])
-
-    def seed(self, seed: int, *place: int) -> int:
-        """A seed for torch's generators."""
-        return int(self.draws(seed, *place).integers(2**62))
 
 
 class QuorumLost(Halted):
@@ -55,52 +27,6 @@ class QuorumLost(Halted):
 
 class RoundDiverged(Halted, Diverged):
     """A round whose gradients or objective are not finite; the model is as it was before."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the server broadcasts at the start of a round."""
-
-    round: int
-    theta: Tensor  # (P,)
-    gamma: float
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.theta.nbytes + 2 * _NUMBER
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What a worker answers: its mean gradient. No sample and no label leaves it."""
-
-    round: int
-    theta: Tensor  # (P,) gradient in theta
-    gamma: float  # gradient in gamma, rho - E c
-    samples: int  # how many the worker holds: its weight, where weights count
-    loss: float  # mean loss at zeta
-    gradients: int  # gradients in zeta that it took
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.theta.nbytes + 5 * _NUMBER
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """What a round brought, as one gradient, and what it took."""
-
-    theta: Tensor  # (P,)
-    gamma: float
-    loss: float
-    gradients: int
-    workers: int  # how many uploads counted
-    dropped: dict[str, str]  # who did not count, and why
-    bytes_up: int
-    bytes_down: int
-    left_out: list[str] = field(default_factory=list)  # whose theta the aggregator, which selects, did not use
 
 
 class Server:

@@ -1,4 +1,8 @@
-"""Small functions of tensors, each compiled into a kernel or two where a step is about to be recorded."""
+"""Compiled functions and recorded steps: what the mathematics must know of both.
+
+A fusible function is compiled into a kernel or two where a step is about to be recorded. While work is recorded into a
+CUDA graph, no value can be read back.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,3 +82,8 @@ def fusing() -> Iterator[None]:
             yield
     finally:
         _fusing.reset(before)
+
+
+def capturing(tensor: Tensor) -> bool:
+    """Whether work on this tensor is being recorded instead of done."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

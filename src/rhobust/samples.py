@@ -1,0 +1,92 @@
+"""Samples and data sets: tensors with their labels, their bounds and their split."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rhobust.errors import DataError
+
+PIXELS = (-1.0, 1.0)
+"""The bounds of pixels."""
+
+# Data without a split of their own get one from this seed, the same for everybody, whatever a run's seed is.
+_SPLIT_SEED = 0
+_TEST_SHARE = 0.2
+_FULL = {torch.float32, torch.float64}  # precisions that give way to the model's
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and labels of the same length."""
+
+    x: Tensor  # (N, ...)
+    y: Tensor  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, chosen: slice | Tensor) -> Samples:
+        return Samples(self.x[chosen], self.y[chosen])
+
+    def digest(self) -> str:
+        """What these samples are, in 32 letters: others, or in another order, have another."""
+        found = hashlib.blake2b(digest_size=16)
+        for values in (self.x, self.y):
+            found.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            found.update(values.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+
+def samples_of(data: object, model: nn.Module) -> Samples:
+    """Samples, or a pair (x, y) of tensors or arrays as such, in the model's precision."""
+    if isinstance(data, Samples):
+        return data
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        raise DataError(f"samples are a pair (x, y) of tensors or arrays, not a {type(data).__name__}")
+    some = next(model.parameters(), torch.zeros(()))
+    return Samples(*(tensor_of(part, some.dtype) for part in data))
+
+
+def tensor_of(part: object, precision: torch.dtype) -> Tensor:
+    """A tensor, float32 and float64 in this precision; of an array, all floating point numbers, and others as int64.
+
+    Tensors of less precision are left alone, and so are all for a model of less: it may cast them, or autocast does.
+    """
+    if isinstance(part, Tensor):
+        return part.to(precision) if {part.dtype, precision} <= _FULL else part
+    array = np.asarray(part)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array.astype(np.int64))
+    raise DataError(f"cannot use values of type {array.dtype}; give numbers")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A named classification task."""
+
+    name: str
+    train: Samples
+    test: Samples
+    bounds: tuple[float, float]
+    classes: int
+
+
+def pixels(images: NDArray[np.uint8]) -> Tensor:
+    """Bytes as numbers in [-1, 1]."""
+    return torch.from_numpy(images.astype(np.float32) / 127.5 - 1)
+
+
+def split(samples: Samples) -> tuple[Samples, Samples]:
+    """A training part, and a fifth that is held out."""
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    held_out = math.ceil(_TEST_SHARE * len(samples))
+    return samples[order[held_out:]], samples[order[:held_out]]
