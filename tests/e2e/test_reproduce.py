@@ -26,7 +26,7 @@ from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, _deaf_to_interrupts, work_through
 from rhobust.reproduction.session import Session
-from rhobust.reproduction.store import Store, read_sessions
+from rhobust.reproduction.store import Store, read_figure, read_sessions
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 COMMAND = [sys.executable, "-m", "rhobust", "reproduce"]
@@ -53,7 +53,7 @@ def reproduce(*words: str) -> subprocess.CompletedProcess[str]:
 
 def numbers(out: Path, figure: str) -> dict[str, Any]:
     """What was measured, without what passes."""
-    runs = json.loads((out / f"{figure}.json").read_text())["runs"]
+    runs = read_figure(out, figure)["runs"]
     return {name: {key: run[key] for key in run if key not in PASSING} for name, run in runs.items()}
 
 

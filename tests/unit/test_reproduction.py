@@ -29,6 +29,9 @@ PAPER = Path(__file__).parents[2] / "results" / "paper"
 Results = dict[str, dict[str, Any]]
 
 
+MACHINE: dict[str, Any] = {"config": {"precision": "float32"}, "environment": {"device": "x"}}
+
+
 def made_up(job: Job, validation: float = 0.5) -> dict[str, Any]:
     """A result as a job might have it."""
     if job.tunes:
@@ -37,7 +40,7 @@ def made_up(job: Job, validation: float = 0.5) -> dict[str, Any]:
         errors = {panel: {"100": 0.5, "1000": 0.5} for panel in ("clean", "ifgsm", "pgd")}
     else:
         errors = {panel: {"0": 0.1, "0.1": 0.5} for panel in ("fgsm", "ifgsm", "pgd-paper", "pgd")}
-    return {"asked": copy.deepcopy(job.asked), "errors": errors, "rho_eff": 1.0}
+    return {"asked": copy.deepcopy(job.asked), "errors": errors, "rho_eff": 1.0, **MACHINE}
 
 
 def worked_through(figures: list[str], seeds: int, scale: Scale, best: dict[str, float], results: Results) -> list[str]:
@@ -353,6 +356,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "figure2.json").write_text(content)
     with pytest.raises(RunError, match=r"figure2\.json"):
         Store(tmp_path, FULL)
+
+
+def test_what_is_the_same_in_many_runs_is_written_once_and_read_back_in_each(tmp_path: Path) -> None:
+    """Also where a second call, on another machine, goes on."""
+    jobs = plan(["figure5"], 2, FULL, {})
+    made = {job.name: made_up(job) | {"environment": {"device": "xy"[i % 2]}} for i, job in enumerate(jobs)}
+    for name, result in made.items():
+        Store(tmp_path, FULL).add(name, result)
+    assert Store(tmp_path, FULL).results == made
+    written = json.loads((tmp_path / "figure5.json").read_text())
+    assert written["configs"] == [MACHINE["config"]]
+    assert sorted(place["device"] for place in written["environments"]) == ["x", "y"]
+    assert {run["config"] for run in written["runs"].values()} == {0}
 
 
 def test_a_summary_adds_up() -> None:

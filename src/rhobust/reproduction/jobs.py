@@ -48,7 +48,7 @@ def do(job: Job, scratch: str | None = None) -> dict[str, Any]:
         gamma = load(run.path).gamma
     return {
         "asked": job.asked,
-        "config": {key: _plain(value) for key, value in config.settings().items() if value is not None},
+        "config": _not_asked(config, job),
         **found,
         "rho_eff": rho_eff(records),
         "gamma": gamma,
@@ -131,6 +131,12 @@ def _work(config: Config, images: int, records: list[dict[str, Any]], each: Flop
         seen = config.epochs * images
     flops = seen * (each.theta + gradients * each.zeta)
     return {"steps": steps, "gradients_per_step": gradients, "flops": flops}
+
+
+def _not_asked(config: Config, job: Job) -> dict[str, Any]:
+    """The settings that the method, or the machine, has by itself."""
+    settings = config.settings().items()
+    return {key: _plain(value) for key, value in settings if value is not None and key not in job.training}
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,10 @@ from rhobust.reproduction.plan import choice
 
 _SUMMARY = "summary.json"
 DEPLOYED = "deployed.json"
+_ONCE = {
+    "config": "configs",
+    "environment": "environments",
+}  # written once, in a list; a run has its number
 
 
 class Store:
@@ -45,7 +49,7 @@ class Store:
             if made
         }
         settings = {"figure": name, "data": FIGURES[name].data, **asdict(self.scale)}
-        write_json(self.path / f"{name}.json", {"settings": settings, "choices": choices, "runs": runs})
+        write_json(self.path / f"{name}.json", {"settings": settings, "choices": choices, **_packed(runs)})
 
     def add_session(self, session: dict[str, Any]) -> None:
         """Note what one call of the command took; a reproduction may be made in several."""
@@ -58,9 +62,9 @@ def read_figure(path: Path, name: str, quick: bool | None = None) -> dict[str, A
     file = path / f"{name}.json"
     content = _read(file)
     try:
-        found = content["settings"]["quick"]
+        found, content["runs"] = content["settings"]["quick"], _unpacked(content)
         sound = all("asked" in run and "errors" in run for run in content["runs"].values())
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, IndexError):
         sound = False
     if not sound:
         raise RunError(f"{file} is damaged or not ours; put it back, or choose another --out")
@@ -68,6 +72,28 @@ def read_figure(path: Path, name: str, quick: bool | None = None) -> dict[str, A
         words = ("quick", "full") if found else ("full", "quick")
         raise RunError(f"{file} holds {words[0]} results, and {words[1]} ones are never mixed in: choose another --out")
     return content
+
+
+def _packed(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Runs as they are written: what is the same in many stands once."""
+    lists: dict[str, list[Any]] = {name: [] for name in _ONCE.values()}
+    numbered = {
+        job: run | {key: _number(run[key], lists[name]) for key, name in _ONCE.items()} for job, run in runs.items()
+    }
+    return lists | {"runs": numbered}
+
+
+def _number(value: Any, known: list[Any]) -> int:
+    """Its place in the list, which it joins if it is new."""
+    if value not in known:
+        known.append(value)
+    return known.index(value)
+
+
+def _unpacked(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        job: run | {key: content[name][run[key]] for key, name in _ONCE.items()} for job, run in content["runs"].items()
+    }
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
