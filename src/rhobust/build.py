@@ -9,9 +9,7 @@ from rhobust.aggregators import find_aggregator
 from rhobust.batches import batches_of
 from rhobust.compose import central_engine, compose
 from rhobust.config import PRECISIONS, Config
-from rhobust.data import DataSet, Samples
 from rhobust.engine import Engine
-from rhobust.engines.federated import Server
 from rhobust.engines.worker import LocalWork
 from rhobust.errors import ConfigError
 from rhobust.federated_engine import FederatedEngine, Workers
@@ -19,8 +17,10 @@ from rhobust.federation import Federation
 from rhobust.losses import cross_entropy
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
-from rhobust.optim import ProximalOptimizer, adam
+from rhobust.optim import OPTIMIZERS, ProximalOptimizer
 from rhobust.partitions import partition
+from rhobust.samples import DataSet, Samples
+from rhobust.server import Server
 from rhobust.simulation import Simulation
 
 
@@ -74,9 +74,7 @@ def federated_engine(config: Config, server: Server, workers: Workers) -> Federa
 def _optimizer(config: Config, model: nn.Module, rate: float | None) -> torch.optim.Optimizer:
     if rate is not None:
         return torch.optim.SGD(model.parameters(), lr=rate)
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=config.momentum)
-    return adam(model, config.learning_rate)
+    return OPTIMIZERS[config.optimizer](model, config.learning_rate, config.momentum)
 
 
 def server_of(config: Config, data: DataSet, device: torch.device) -> Server:

@@ -1,93 +1,125 @@
-"""Settings of a training run: from defaults, a TOML file, options and key=value overrides, all checked at once."""
+"""Settings of a training run: read from layers, filled in, and checked all at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rhobust.checks import decay_problem, seed_problems
-from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
+from rhobust.costs import COSTS, Cost, SquaredL2
 from rhobust.data import DATA, data_problem
-from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.defaults import filled_in
+from rhobust.errors import ConfigError
 from rhobust.federation import Federation, unfolded
-from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative, ProjectedGradient
+from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.methods import FEDERATED, Method, find_method, methods
 from rhobust.models import MODELS
-from rhobust.regularizers import L1, Box, ElasticNet, GroupL2, NoRegularizer, Regularizer, SquaredL1
-from rhobust.regularizers import SquaredL2 as SquaredL2Regularizer
+from rhobust.optim import OPTIMIZERS
+from rhobust.regularizers import REGULARIZERS, Regularizer
+from rhobust.setting import (
+    accepted_by,
+    below_one,
+    converted,
+    one_of,
+    positive,
+    problems_by_key,
+    refusals,
+    setting,
+    settings_of,
+)
 from rhobust.specs import from_spec
 from rhobust.toml import read_toml, to_toml
 from rhobust.validator import check_settings
 
-COSTS: dict[str, tuple[int, Callable[..., Cost]]] = {
-    "l2": (0, SquaredL2),
-    "lp": (1, SquaredLp),
-    "linf": (0, SquaredLinf),
-}
-REGULARIZERS: dict[str, tuple[int, Callable[..., Regularizer]]] = {
-    "none": (0, NoRegularizer),
-    "l1": (1, L1),
-    "squared-l1": (1, SquaredL1),
-    "squared-l2": (1, SquaredL2Regularizer),
-    "elastic-net": (2, ElasticNet),
-    "group-l2": (1, GroupL2),
-    "box": (2, Box),
-}
-GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
-    "multiplicative": (1, Multiplicative),
-    "projected": (1, ProjectedGradient),
-    "adam": (1, AdamGamma),
-    "fixed": (0, FixedGamma),
-}
-OPTIMIZERS = ("adam", "sgd")
-_PAPER_DATA = ("mnist", "fashion-mnist")
-DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 _MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
+
+
+def _threads(key: str, value: int) -> Iterator[str]:
+    yield from positive(key, value)
+    if value > _MOST_THREADS:
+        yield f"{key} must be at most {_MOST_THREADS}, not {value}"
 
 
 @dataclass(frozen=True)
 class Config:
     """Every setting of a run. `knobs` are the method's own (`rhobust methods` lists them)."""
 
-    data: str = "digits"
-    data_dir: str | None = None
-    limit: int | None = None
-    model: str = "mlp"
-    method: str = "spgd"
-    radius: float | None = None
-    epochs: int = 30
-    batch_size: int = 128
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
-    cost: str = "l2"
-    kappa: float = math.inf
-    regularizer: str = "none"
-    gamma_min: float = 1e-3
-    gamma_rule: str | None = None
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "auto"
-    threads: int | None = None
-    log_every: int = 1
-    checkpoint_every: int | None = None
-    momentum: float = 0.0
-    average: float | None = None
-    memory: float | None = None
+    data: str = setting("digits", f"Data set: {', '.join(DATA)}, or the path of an .npz file or a folder of images.")
+    data_dir: str | None = setting(
+        None, "Folder with mnist/ and fashion-mnist/, searched first.", usual="the variable RHOBUST_DATA"
+    )
+    limit: int | None = setting(None, "Number of training samples to use, the first ones.", positive, usual="all")
+    model: str = setting(
+        "mlp", f"Model to train: {', '.join(MODELS)}.", one_of(MODELS), usual="mlp; cnn for mnist and fashion-mnist"
+    )
+    method: str = setting("spgd", "Training method; `rhobust methods` lists them.", one_of([*methods(), *FEDERATED]))
+    radius: float | None = setting(
+        None,
+        "Radius rho, the bound on the average transport cost. Methods that learn gamma require it, others refuse it.",
+        positive,
+    )
+    epochs: int = setting(30, "Number of passes over the training data.", positive)
+    batch_size: int = setting(128, "Number of samples per step; in a federation, per step of each worker.", positive)
+    optimizer: str = setting("adam", "Optimizer of the weights: adam or sgd.", one_of(OPTIMIZERS))
+    learning_rate: float = setting(1e-3, "Learning rate alpha of the weights.", positive)
+    cost: str = setting(
+        "l2",
+        "Transport cost, a squared norm: l2, lp:P with 1 < P <= 2, or linf.",
+        accepted_by(partial(from_spec, "cost", table=COSTS)),
+    )
+    kappa: float = setting(math.inf, "Cost of changing a label; inf never changes labels.", accepted_by(SquaredL2))
+    regularizer: str = setting(
+        "none",
+        "Regularizer of the weights: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or "
+        "box:LOWER,UPPER.",
+        accepted_by(partial(from_spec, "regularizer", table=REGULARIZERS)),
+    )
+    gamma_min: float = setting(1e-3, "Lower bound of the dual variable gamma.", positive)
+    gamma_rule: str | None = setting(
+        None,
+        "Update rule of gamma: multiplicative:LR, projected:LR, adam:LR or fixed.",
+        accepted_by(partial(from_spec, "gamma_rule", table=GAMMA_RULES)),
+        usual="the method's",
+    )
+    seed: int = setting(
+        0, "Seed of the weights, the order of the data and every random draw.", lambda _, seed: seed_problems(seed)
+    )
+    device: str = setting(
+        "auto", "Device: cpu, cuda, or auto (cuda where there is one).", one_of(("auto", "cpu", "cuda"))
+    )
+    precision: str = setting(
+        "auto",
+        "Precision of the model's passes: float32, bfloat16, or auto (bfloat16 on a GPU, float32 otherwise and in federations).",
+        one_of(("auto", *PRECISIONS)),
+    )
+    threads: int | None = setting(None, "Number of CPU threads.", _threads, usual="PyTorch's")
+    log_every: int = setting(1, "Number of training steps between two lines of metrics.jsonl.", positive)
+    checkpoint_every: int | None = setting(
+        None, "Number of training steps between two checkpoints.", positive, usual="one epoch"
+    )
+    momentum: float = setting(0.0, "Momentum of the optimizer sgd, in [0, 1).", below_one)
+    average: float | None = setting(
+        None, "Decay of the moving average of the weights (EMA), in [0, 1).", below_one, usual="off"
+    )
+    memory: float | None = setting(
+        None,
+        "Warm start: fraction, in (0, 1], of last epoch's perturbation from which the ascent of a sample starts.",
+        lambda _, decay: filter(None, [decay_problem(decay)]),
+        usual="off",
+    )
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
-
-    @staticmethod
-    def known() -> list[str]:
-        """The keys that belong to every method."""
-        return [key.name for key in dataclasses.fields(Config) if key.name not in ("knobs", "federation")]
 
     @property
     def name(self) -> str:
@@ -101,148 +133,38 @@ class Config:
         >>> Config.resolve({"method": "spgd", "radius": 1, "max_steps": 5}).knobs["max_steps"]
         5
         """
-        merged: dict[str, Any] = {}
-        for layer in layers:
-            merged.update({key.replace("-", "_"): value for key, value in layer.items()})
-        problems: list[str] = []
-        merged = unfolded(merged)
-        name = merged.get("method", cls.method)
-        chosen = methods().get(name) if isinstance(name, str) else None
-        knobs = dict(chosen.knobs) if chosen else {}
-        settings: dict[str, Any] = {}
-        federated: dict[str, Any] = {}
-        for key, value in merged.items():
-            try:
-                if key in knobs:
-                    knobs[key] = _turns(value) if key == "steps" else _converted(key, value, _knob_kind(key))
-                elif key in cls.known():
-                    settings[key] = _converted(key, value, _KINDS[key])
-                elif key in Federation.known():
-                    federated[key] = _converted(key, value, Federation.KINDS[key])
-                elif chosen:
-                    problems.append(chosen.not_a_knob("key", key, [*cls.known(), *Federation.known()]))
-            except ConfigError as problem:
-                problems += problem.problems
-        if federated and settings.pop("epochs", None) is not None:
-            problems.append("a federation trains in rounds, not in epochs: drop epochs, set rounds")
-        if here and settings.get("data", "digits") not in DATA and Path(settings["data"]).exists():
-            settings["data"] = str(Path(settings["data"]).absolute())  # a run may be looked at from anywhere
-        if here and settings.get("data_dir") and Path(settings["data_dir"]).exists():
-            settings["data_dir"] = str(Path(settings["data_dir"]).absolute())
-        if settings.get("data") in _PAPER_DATA:
-            settings.setdefault("model", "cnn")  # the paper's, on the paper's data
-        if settings.get("device", "auto") == "auto":
-            settings["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-        if settings.get("precision", "auto") == "auto":
-            fast = settings["device"] == "cuda" and not federated
-            settings["precision"] = "bfloat16" if fast else "float32"
-        settings.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it
-        if chosen and chosen.robust:
-            settings.setdefault("gamma_rule", _spec_of(chosen.gamma_rule))
-        federation = Federation(**federated) if federated else None
-        config = cls(**settings, knobs=knobs, federation=federation)
-        problems += config._problems(chosen, here)
+        given, problems = _read(layers)
+        config = _built(given, here)
+        problems += config.problems(here)
         if problems:
             raise ConfigError(dict.fromkeys(problems))
         return config
 
-    def _problems(self, chosen: Method | None, here: bool) -> list[str]:
-        found: list[str] = []
-        for kind, name, names in (
-            ("model", self.model, MODELS),
-            ("method", self.method, [*methods(), *FEDERATED]),
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("device", self.device, DEVICES),
-            ("precision", self.precision, ["auto", *PRECISIONS]),
-        ):
-            if name is not None and name not in names:
-                found.append(unknown(kind, name, names))
-        if here and (problem := data_problem(self.data)):
-            found.append(problem)
-        if chosen and (problem := chosen.radius_problem(self.radius)):
-            found.append(problem.replace(f"'{chosen.name}'", f"'{self.name}'"))  # as the user calls it
-        if chosen and not chosen.robust and self.gamma_rule is not None:
-            found.append(chosen.no_gamma_rule)
-        counts = [key for key, kind in _KINDS.items() if kind is int and key != "seed"]
-        for key in (*counts, "learning_rate", "gamma_min"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                found.append(f"{key} must be > 0{', and finite' if value == math.inf else ''}, not {value}")
-        if self.threads is not None and self.threads > _MOST_THREADS:
-            found.append(f"threads must be at most {_MOST_THREADS}, not {self.threads}")
-        if here and self.device == "cuda" and not torch.cuda.is_available():
-            found.append("device 'cuda' was asked for, but torch sees no CUDA device here")
-        if not 0 <= self.momentum < 1:
-            found.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.momentum and self.optimizer != "sgd":
-            found.append(f"momentum belongs to the optimizer sgd; {self.optimizer} has its own")
-        if here and chosen and not chosen.maximizer.penalized and self.gamma_min != Config.gamma_min:
-            found.append(f"method '{self.method}' has no gamma: drop gamma_min")
-        if self.average is not None and not 0 <= self.average < 1:
-            found.append(
-                f"average, the decay of the averaged weights, must be at least 0 and below 1, not {self.average}"
-            )
-        if self.memory is not None and (wrong := decay_problem(self.memory)):
-            found.append(wrong)
-        if self.federation and self.average is not None:
-            found.append("a federation keeps no average of its weights: drop average")
-        if self.federation and self.memory is not None:
-            found.append("the workers of a federation keep no memory of their ascents: drop memory")
-        elif chosen and self.memory is not None and not chosen.maximizer.gradients:
-            found.append(f"method '{self.method}' does not move the samples: drop memory")
-        elif self.memory is not None and self.knobs.get("random_start"):
-            found.append("memory and random_start both say where an ascent begins: drop one of them")
-        if self.federation and self.precision != "float32":
-            found.append(f"a federation computes in float32, not {self.precision}: its workers may have no GPU")
-        if self.federation:
-            found += self.federation.problems()
-            if here and self.federation.rate_idles:
-                found.append("local_rate is for workers who take several steps: set local_steps above 1, or drop it")
-            own = [
-                key for key in ("optimizer", "learning_rate", "momentum") if getattr(self, key) != getattr(Config, key)
-            ]
-            if self.federation.server == "average" and own:
-                found.append(f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate")
-        found += seed_problems(self.seed)
-        wild = self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius))
-        if wild:
-            found.append(f"radius must be finite and > 0, not {self.radius}")
-        theory = [self._check_theory] if chosen and not wild else []
-        for build in (self.make_cost, self.make_regularizer, self.make_gamma_rule, *theory):
-            try:
-                build()
-            except ConfigError as error:
-                found += error.problems
-            except Refused as error:
-                found.append(str(error))
-        return found
-
-    def _check_theory(self) -> None:
-        """What `RobustObjective` would refuse, found before a run directory exists."""
-        cost, method = self.make_cost(), self.make_method()
-        check_settings(
-            self.radius or 0.0, cost, method.maximizer, method.gamma, self.gamma_min, None, method.noise, method.temper
-        )
+    def problems(self, here: bool) -> list[str]:
+        """Everything that is wrong with the settings, each by itself and together."""
+        wrong = problems_by_key(self)
+        together = chain.from_iterable(check(self, wrong.keys()) for check in _TOGETHER)
+        return [*chain(*wrong.values()), *together, *(_of_new_run(self) if here else ())]
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""
         return find_method(self.method).tuned(**self.knobs)
 
     def make_cost(self) -> Cost:
-        """The transport cost: l2, lp:P or linf, with kappa for labels."""
+        """The transport cost, with kappa for labels."""
         return dataclasses.replace(from_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
 
     def make_regularizer(self) -> Regularizer:
-        """The regularizer: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or box:LO,HI."""
+        """The regularizer of the weights."""
         return from_spec("regularizer", self.regularizer, REGULARIZERS)
 
     def make_gamma_rule(self) -> GammaRule | None:
-        """The rule for gamma: multiplicative:LR, projected:LR, adam:LR or fixed; none means the method's own."""
+        """The rule for gamma; none means the method's own."""
         return None if self.gamma_rule is None else from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, the method's knobs among them; a federation's instead of epochs."""
-        own = {key: getattr(self, key) for key in self.known()} | self.knobs
+        own = {key: getattr(self, key) for key in settings_of(Config)} | self.knobs
         if self.federation:
             del own["epochs"]
             own |= dataclasses.asdict(self.federation)
@@ -258,40 +180,115 @@ class Config:
         return cls.resolve(read_toml(path), *layers, here=False)
 
 
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("data", "data_dir", "model", "method", "optimizer", "cost", "regularizer", "gamma_rule"), str),
-    **dict.fromkeys(("device", "precision"), str),
-    **dict.fromkeys(("epochs", "batch_size", "limit", "seed", "threads", "log_every", "checkpoint_every"), int),
-    **dict.fromkeys(("radius", "learning_rate", "kappa", "gamma_min", "momentum", "average", "memory"), float),
-}
+# Read: layers become one, and each value what its setting is.
 
 
-def _knob_kind(knob: str) -> type:
-    if knob == "max_steps":
-        return int
-    return bool if knob == "random_start" else float
+def _read(layers: tuple[Mapping[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
+    """What was given, by key, later layers over earlier ones; and what cannot be read."""
+    merged = unfolded({key.replace("-", "_"): value for layer in layers for key, value in layer.items()})
+    method = _method_called(merged.get("method", Config.method))
+    known = {**settings_of(Config), **settings_of(Federation)}
+    kinds = {key: one.kind for key, one in known.items()} | (method.knob_kinds if method else {})
+    given: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in merged.items():
+        try:
+            if key in kinds:
+                given[key] = converted(key, value, kinds[key])
+            elif method:  # without one, what is a knob cannot be told
+                problems.append(method.not_a_knob("key", key, known))
+        except ConfigError as problem:
+            problems += problem.problems
+    if _is_federated(given) and given.pop("epochs", None) is not None:
+        problems.append("a federation trains in rounds, not in epochs: drop epochs, set rounds")
+    return given, problems
 
 
-def _turns(value: object) -> int | tuple[int, ...]:
-    """Steps of an ascent: one number, or several that take turns, as a list or, in a shell, with commas."""
-    several: Any = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    counts = [int(count) if isinstance(count, str) and count.strip().isdecimal() else count for count in several]
-    if not counts or any(type(count) is not int for count in counts):
-        raise ConfigError([f"steps must be a whole number, or several that take turns, like 1,1,1,1,3, not {value!r}"])
-    return tuple(counts) if len(counts) > 1 else counts[0]
+def _method_called(name: object) -> Method | None:
+    return methods().get(name) if isinstance(name, str) else None
 
 
-def _converted(key: str, value: object, kind: type) -> Any:
-    """The value as `kind`; nothing is rounded, cut or guessed."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 2**63 else math.copysign(math.inf, value)
-    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
-        return value
-    name = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
-    raise ConfigError([f"{key} must be {name}, not {value!r}"])
+def _is_federated(given: Mapping[str, Any]) -> bool:
+    return not given.keys().isdisjoint(settings_of(Federation))
 
 
-def _spec_of(rule: GammaRule) -> str:
-    """The text that names a rule, as GAMMA_RULES reads it."""
-    (name,) = [name for name, (_, kind) in GAMMA_RULES.items() if kind is type(rule)]
-    return f"{name}:{rule.lr:g}"
+# Fill in: what was not given.
+
+
+def _built(given: Mapping[str, Any], here: bool) -> Config:
+    method, federated = _method_called(given.get("method", Config.method)), _is_federated(given)
+    found = filled_in(given, method, federated, here)
+    own, shared = ({key: found[key] for key in settings_of(of) if key in found} for of in (Config, Federation))
+    knobs = {knob: found.get(knob, value) for knob, value in method.knobs.items()} if method else {}
+    return Config(**own, knobs=knobs, federation=Federation(**shared) if federated else None)
+
+
+# Check: settings that do not go together. `wrong` holds the keys of those that are wrong by themselves.
+
+
+def _of_method(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
+    method = _method_called(config.method)
+    if method is None:
+        return
+    if problem := method.radius_problem(config.radius):
+        yield problem.replace(f"'{method.name}'", f"'{config.name}'")  # as the user calls it
+    if not method.robust and config.gamma_rule is not None:
+        yield method.no_gamma_rule
+    yield from refusals(config.make_method)
+    if not wrong & {"radius", "cost", "kappa", "gamma_min"}:
+        yield from refusals(_check_theory, config)
+
+
+def _check_theory(config: Config) -> None:
+    """What `RobustObjective` would refuse, found before data are loaded and with all the rest."""
+    cost, method = config.make_cost(), config.make_method()
+    check_settings(
+        config.radius or 0.0, cost, method.maximizer, method.gamma, config.gamma_min, None, method.noise, method.temper
+    )
+
+
+def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
+    if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
+        yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
+
+
+def _of_memory(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
+    method = _method_called(config.method)
+    if config.memory is None:
+        return
+    if config.federation:
+        yield "the workers of a federation keep no memory of their ascents: drop memory"
+    elif method and not method.maximizer.gradients:
+        yield f"method '{config.method}' does not move the samples: drop memory"
+    elif config.knobs.get("random_start"):
+        yield "memory and random_start both say where an ascent begins: drop one of them"
+
+
+def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
+    federation = config.federation
+    if federation is None:
+        return
+    yield from federation.problems()
+    if config.average is not None:
+        yield "a federation keeps no average of its weights: drop average"
+    if config.precision != "float32" and "precision" not in wrong:
+        yield f"a federation computes in float32, not {config.precision}: its workers may have no GPU"
+    own = [key for key in ("optimizer", "learning_rate", "momentum") if getattr(config, key) != getattr(Config, key)]
+    if federation.server == "average" and own:
+        yield f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate"
+
+
+_TOGETHER = (_of_method, _of_optimizer, _of_memory, _of_federation)
+
+
+def _of_new_run(config: Config) -> Iterator[str]:
+    """A run that is there is read although its data or device are gone, or a setting has no effect."""
+    method, federation = _method_called(config.method), config.federation
+    if problem := data_problem(config.data):
+        yield problem
+    if config.device == "cuda" and not torch.cuda.is_available():
+        yield "device 'cuda' was asked for, but torch sees no CUDA device here"
+    if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
+        yield f"method '{config.method}' has no gamma: drop gamma_min"
+    if federation and federation.rate_idles:
+        yield "local_rate is for workers who take several steps: set local_steps above 1, or drop it"

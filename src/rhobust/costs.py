@@ -254,3 +254,11 @@ def _self_consistent(falling: Callable[[Tensor], Tensor], top: Tensor) -> Tensor
         above = falling(middle) > middle
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return high
+
+
+COSTS: dict[str, tuple[int, Callable[..., Cost]]] = {
+    "l2": (0, SquaredL2),
+    "lp": (1, SquaredLp),
+    "linf": (0, SquaredLinf),
+}
+"""Every cost by name: how many numbers it takes, and what makes it of them."""

@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any
 
-from rhobust.aggregators import Mean, find_aggregator
-from rhobust.errors import ConfigError, unknown
-from rhobust.liars import find_lie
+from rhobust.aggregators import Aggregator, Mean, find_aggregator
+from rhobust.liars import LIARS, find_lie
 from rhobust.methods import FEDERATED
-from rhobust.partitions import find_partition
+from rhobust.partitions import PARTITIONS, find_partition
+from rhobust.setting import accepted_by, one_of, positive, problems_by_key, setting
 
-WEIGHTS = ("equal", "samples")
-SERVERS = ("step", "average")
+
+def _share(key: str, value: float) -> Iterator[str]:
+    if not 0 < value <= 1:
+        yield f"{key} must be above 0 and at most 1, not {value}"
 
 
 @dataclass(frozen=True)
 class Federation:
     """What a federated run has besides the settings of every run."""
 
-    rounds: int = 300
-    workers: int = 10
-    partition: str = "iid"
-    """How simulated workers share the data (`partitions`)."""
-    participation: float = 1.0
-    """The share of workers that is asked in a round."""
-    local_steps: int = 1
-    local_rate: float = 0.1
-    """The step size of a worker that takes more than one step."""
-    server: str = "step"
-    """`step`: the optimizer's, on the aggregated gradient. `average`: theta after the local steps, averaged."""
-    aggregator: str = "mean"
-    weights: str = "equal"
-    """How uploads count: all alike, or by the samples behind them."""
-    quorum: int = 1
-    """The fewest useful uploads that make a round."""
-    liars: int = 0
-    """So many of the simulated workers lie."""
-    lie: str = "sign-flip"
-    """How they do (`liars`)."""
-    evaluate_every: int | None = None
-    """Rounds between two looks at the test error; none: never."""
-
-    KINDS: ClassVar[dict[str, type]] = {
-        **dict.fromkeys(("rounds", "workers", "local_steps", "quorum", "liars", "evaluate_every"), int),
-        **dict.fromkeys(("participation", "local_rate"), float),
-        **dict.fromkeys(("partition", "server", "aggregator", "weights", "lie"), str),
-    }
-
-    @staticmethod
-    def known() -> list[str]:
-        """The keys."""
-        return [key.name for key in dataclasses.fields(Federation)]
+    rounds: int = setting(300, "Number of communication rounds.", positive)
+    workers: int = setting(10, "Number of workers that hold the training data.", positive)
+    partition: str = setting(
+        "iid", f"Split of the data among simulated workers: {', '.join(PARTITIONS)}.", accepted_by(find_partition)
+    )
+    participation: float = setting(
+        1.0, "Fraction of the workers sampled per round. If too few answer, others are asked.", _share
+    )
+    local_steps: int = setting(1, "Number of steps of a worker between two uploads.", positive)
+    local_rate: float = setting(0.1, "Step size of a worker that takes several local steps.", positive)
+    server: str = setting(
+        "step",
+        "Update of the weights: step (optimizer step along the aggregated gradient) or average (mean of the workers' "
+        "weights, FedAvg).",
+        one_of(("step", "average")),
+    )
+    aggregator: str = setting(
+        "mean",
+        "Aggregation rule: mean, median, trimmed-mean:F, geometric-median or multi-krum:F, also as clipped-NAME. "
+        "F is the number of Byzantine workers.",
+        accepted_by(find_aggregator),
+    )
+    weights: str = setting(
+        "equal",
+        "Weights of the uploads: equal, or samples (proportional to the number of samples).",
+        one_of(("equal", "samples")),
+    )
+    quorum: int = setting(1, "Smallest number of valid uploads that makes a round.", positive)
+    liars: int = setting(0, "Number of simulated Byzantine workers.")
+    lie: str = setting(
+        "sign-flip",
+        f"Attack of the Byzantine workers: {', '.join(LIARS)}; append :STRENGTH to set its strength.",
+        accepted_by(find_lie),
+    )
+    evaluate_every: int | None = setting(
+        None, "Number of rounds between two measurements of the test error.", positive, usual="never"
+    )
 
     @property
     def asked(self) -> int:
@@ -77,52 +82,31 @@ class Federation:
         )
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the settings."""
-        found = [
-            f"{key} must be > 0, not {value}"
-            for key in ("rounds", "workers", "local_steps", "local_rate", "quorum", "evaluate_every")
-            if (value := getattr(self, key)) is not None and not 0 < value < math.inf
-        ]
-        if not 0 < self.participation <= 1:
-            found.append(f"participation must be above 0 and at most 1, not {self.participation}")
-        for kind, name, names in (("server", self.server, SERVERS), ("weights", self.weights, WEIGHTS)):
-            if name not in names:
-                found.append(unknown(kind, name, names))
+        """Everything that is wrong with the settings, each by itself and together."""
+        wrong = problems_by_key(self)
+        found = [*chain(*wrong.values())]
         if not 0 <= self.liars < max(self.workers, 1):
             found.append(f"liars must be at least 0 and fewer than the {self.workers} workers, not {self.liars}")
-        finders: tuple[tuple[Callable[[str], object], str], ...] = (
-            (find_aggregator, self.aggregator),
-            (find_partition, self.partition),
-            (find_lie, self.lie),
-        )
-        for find, spec in finders:
-            try:
-                find(spec)
-            except ConfigError as error:
-                found += error.problems
-        with suppress(ConfigError):  # an aggregator that nobody knows is a problem of its own
-            if self.weights == "samples" and not isinstance(find_aggregator(self.aggregator), Mean):
-                found.append(
-                    f"weights 'samples' go by what each worker says that it has, and aggregator '{self.aggregator}' is "
-                    "for workers who may lie: a lie about that would count for all. Set weights to equal"
-                )
-        with suppress(ConfigError):  # a lie that nobody knows is a problem of its own
-            find_lie(self.lie)
-            if not self.liars and self.lie != Federation.lie:
-                found.append(f"lie is '{self.lie}', but nobody lies: set liars, how many of the workers do")
-        return found + self._too_few() if self.workers > 0 and 0 < self.participation <= 1 else found
+        if not self.liars and self.lie != Federation.lie and "lie" not in wrong:
+            found.append(f"lie is '{self.lie}', but liars is 0: set liars to the number of Byzantine workers")
+        aggregator = None if "aggregator" in wrong else find_aggregator(self.aggregator)
+        if aggregator and self.weights == "samples" and not isinstance(aggregator, Mean):
+            found.append(
+                f"weights 'samples' trusts the numbers that workers report, which defeats the robust aggregator "
+                f"'{self.aggregator}'. Set weights to equal"
+            )
+        return found if wrong.keys() & {"workers", "participation"} else found + self._too_few(aggregator)
 
-    def _too_few(self) -> list[str]:
+    def _too_few(self, aggregator: Aggregator | None) -> list[str]:
         """What needs more workers than are asked."""
         found = []
         if self.quorum > self.asked:
             found.append(f"quorum is {self.quorum}, but only {self.asked} workers are asked in a round")
-        with suppress(ConfigError):  # an aggregator that nobody knows is a problem of its own
-            fewest = find_aggregator(self.aggregator).fewest
-            if fewest > self.asked:
-                found.append(
-                    f"aggregator '{self.aggregator}' needs {fewest} uploads, but only {self.asked} workers are asked"
-                )
+        if aggregator and aggregator.fewest > self.asked:
+            found.append(
+                f"aggregator '{self.aggregator}' needs {aggregator.fewest} uploads, but only {self.asked} workers are "
+                "asked"
+            )
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -97,3 +98,12 @@ class Multiplicative(GammaRule):
 
     def update(self, gamma: Tensor, gradient: Tensor, radius: float, lr: Rate, state: dict[str, Any]) -> Tensor:
         return gamma * torch.exp(-lr * (gradient / radius).clamp(-1, 1))
+
+
+GAMMA_RULES: dict[str, tuple[int, Callable[..., GammaRule]]] = {
+    "multiplicative": (1, Multiplicative),
+    "projected": (1, ProjectedGradient),
+    "adam": (1, AdamGamma),
+    "fixed": (0, FixedGamma),
+}
+"""Every rule by name: how many numbers it takes, and what makes it of them."""

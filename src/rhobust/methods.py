@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative
+from rhobust.setting import kind_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class Method:
         fields = {knob.name: getattr(self.maximizer, knob.name) for knob in dataclasses.fields(self.maximizer)}  # type: ignore[arg-type]
         gamma = {"gamma": self.gamma} if self.maximizer.penalized else {}
         return fields | gamma | {"noise": self.noise, "temper": self.temper}
+
+    @property
+    def knob_kinds(self) -> dict[str, type]:
+        """The kind of every knob, from the annotations of the maximizer and of the method."""
+        annotations = get_type_hints(Method) | get_type_hints(type(self.maximizer))
+        return {knob: kind_of(annotations[knob]) for knob in self.knobs}
 
     def radius_problem(self, radius: float | None) -> str | None:
         """What is wrong with this radius for this method, if anything."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from rhobust.compiling import fuses, fusible
 from rhobust.errors import Refused
-from rhobust.fusible import fuses, fusible
 from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative, Rate
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
@@ -76,6 +76,13 @@ def adam(model: torch.nn.Module, lr: float = 1e-3) -> Adam:
     """Adam over theta, by default with the paper's rate; on a GPU one kernel, which can be captured."""
     on_gpu = all(theta.is_cuda for theta in model.parameters())
     return Adam(model.parameters(), lr=lr, fused=on_gpu or None, capturable=on_gpu)
+
+
+OPTIMIZERS: dict[str, Callable[[torch.nn.Module, float, float], Optimizer]] = {
+    "adam": lambda model, lr, momentum: adam(model, lr),  # it has a momentum of its own
+    "sgd": lambda model, lr, momentum: SGD(model.parameters(), lr=lr, momentum=momentum),
+}
+"""The optimizer of the weights by name, of a model, a learning rate and a momentum."""
 
 
 def _shrink(regularizer: Regularizer, metric: Metric, thetas: list[Tensor], known: Known) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -195,3 +195,15 @@ class Box(Regularizer):
 
     def prox(self, tensors: Sequence[Tensor], steps: Sequence[Tensor]) -> list[Tensor]:
         return [v.clamp(self.lower, self.upper) for v in tensors]
+
+
+REGULARIZERS: dict[str, tuple[int, Callable[..., Regularizer]]] = {
+    "none": (0, NoRegularizer),
+    "l1": (1, L1),
+    "squared-l1": (1, SquaredL1),
+    "squared-l2": (1, SquaredL2),
+    "elastic-net": (2, ElasticNet),
+    "group-l2": (1, GroupL2),
+    "box": (2, Box),
+}
+"""Every regularizer by name: how many numbers it takes, and what makes it of them."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from rhobust.build import build_engine
 from rhobust.config import Config
-from rhobust.data import DataSet, Samples, load_data
+from rhobust.data import load_data
 from rhobust.engine import Engine
 from rhobust.errors import DataError, RunError
 from rhobust.evaluate import evaluate
@@ -19,6 +19,7 @@ from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
 from rhobust.remarks import remarks, useless
 from rhobust.runs import Run
+from rhobust.samples import DataSet, Samples
 from rhobust.seeding import seeded
 from rhobust.toml import read_toml
 
@@ -41,7 +42,7 @@ def train_run(
 
     `data`, where given, stand for those that the settings name: already loaded, or split in another way.
     """
-    run = Run.find(path) if config is None else Run.vacant(path)
+    run = Run.find(path) if config is None else Run.vacant(path)  # before data are loaded; `begin` asks it again, alone
     if run.finished:
         run.trained()  # a model that is damaged is not finished
         return run

@@ -21,8 +21,10 @@ from rhobust.cli import app, main
 from rhobust.config import Config
 from rhobust.data import digits
 from rhobust.errors import ConfigError, RhobustError
+from rhobust.federation import Federation
 from rhobust.methods import FEDERATED
 from rhobust.runs import Run
+from rhobust.setting import settings_of
 from rhobust.shifts import evaluate_shifts
 
 
@@ -162,6 +164,41 @@ def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
         command("certify", str(run), "--samples", "10")
         written = json.loads((run / "certificates.json").read_text())
         assert [one["radius"] for one in written["certificates"]] == written["settings"]["radii"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "usual"),
+    [
+        ("train", "data data-dir limit model method radius epochs batch-size learning-rate seed device", {}),
+        (
+            "federate",
+            "data data-dir limit model method radius workers partition rounds batch-size participation local-steps "
+            "aggregator weights liars lie evaluate-every learning-rate seed device",
+            {"method": "drfl", "batch_size": "64"},
+        ),
+    ],
+)
+def test_the_help_of_a_setting_is_the_help_of_its_option(name: str, options: str, usual: dict[str, str]) -> None:
+    done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300", "TERM": "dumb"}, catch_exceptions=False)
+    known = {**settings_of(Config), **settings_of(Federation)}
+    lines = [" ".join(line.strip("│ ").split()) for line in done.stdout.splitlines()]
+    shown = [line.split()[0].removeprefix("--") for line in lines if line.startswith("--")]
+    others = {"config", "out", "resume", "quiet", "help"}
+    assert [option for option in shown if option not in others] == options.split()
+    for option in options.split():
+        one = known[option.replace("-", "_")]
+        default = usual.get(one.key, one.default)
+        text = f"{one.help} Default: {default}." if default else one.help
+        (line,) = [line for line in lines if line.startswith(f"--{option} ")]
+        assert line.endswith(f" {text}")
+
+
+def test_words_win_over_options_and_options_over_files(tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text("radius = 1\nepochs = 2\nseed = 3\n")
+    words = ("--config", str(tmp_path / "file.toml"), "--epochs", "4", "--seed", "5", "--out", str(tmp_path / "run"))
+    command("train", "--model", "linear", "--limit", "64", *words, "seed=6", "epochs=1")
+    config = Run.find(tmp_path / "run").config()
+    assert (config.radius, config.epochs, config.seed) == (1.0, 1, 6)
 
 
 def test_a_config_file_with_overrides_makes_the_same_run_as_options(trained: Path, tmp_path: Path) -> None:

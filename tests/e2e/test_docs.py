@@ -17,7 +17,9 @@ from torch import Tensor
 import rhobust
 from benchmarks import drfl, federated, gpu, leads, mnist, one_gradient, overhead
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
+from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
+from rhobust.federation import Federation
 from rhobust.figures import to_svg
 from rhobust.losses import cross_entropy
 from rhobust.regularizers import Regularizer
@@ -26,6 +28,7 @@ from rhobust.reproduction.figures import draw_figure
 from rhobust.reproduction.page import every_block, filled, missing, read_all
 from rhobust.reproduction.plan import known_jobs, plan
 from rhobust.reproduction.store import Store
+from rhobust.setting import settings_of
 
 ROOT = Path(__file__).parents[2]
 DRAWS = torch.Generator().manual_seed(0)
@@ -239,6 +242,14 @@ def test_the_readme_s_loop_and_call_train() -> None:
     exec("import rhobust\n" + call, names)
     assert names["trained"].history[-1].step == 29  # thirty epochs of one batch
     assert names["trained"].model is model
+
+
+def test_the_settings_page_has_the_help_of_every_setting() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    for owner in (Config, Federation):
+        rows = [f"| `{one.key}` | {one.default} | {one.help} |" for one in settings_of(owner).values()]
+        table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
+        assert table in page, f"docs/settings.md should have this table:\n{table}"
 
 
 def test_the_settings_page_names_every_knob_once() -> None:

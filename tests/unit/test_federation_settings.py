@@ -74,7 +74,7 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ({"participation": True}, "participation must be a number, not True"),
         ({"local_steps": 0}, "local_steps must be > 0, not 0"),
         ({"local_rate": 0}, "local_rate must be > 0, not 0.0"),
-        ({"local_rate": float("inf")}, "local_rate must be > 0, not inf"),
+        ({"local_rate": float("inf")}, "local_rate must be > 0, and finite, not inf"),
         ({"local_rate": 0.5}, "local_rate is for workers who take several steps: set local_steps above 1, or drop it"),
         ({"quorum": 0}, "quorum must be > 0, not 0"),
         ({"quorum": 6, "participation": 0.5}, "quorum is 6, but only 5 workers are asked in a round"),
@@ -225,11 +225,11 @@ def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: 
 
 
 def test_a_lie_that_nobody_tells_is_an_error() -> None:
-    assert problems({"lie": "alie"}) == ["lie is 'alie', but nobody lies: set liars, how many of the workers do"]
+    assert problems({"lie": "alie"}) == ["lie is 'alie', but liars is 0: set liars to the number of Byzantine workers"]
     assert Config.resolve({"method": "drfl", "radius": 1, "lie": "alie", "liars": 1}).name == "drfl"
 
 
 def test_weights_that_a_liar_could_choose_are_refused() -> None:
     for aggregator in ("median", "geometric-median", "trimmed-mean:1", "multi-krum:1", "clipped-mean"):
-        with pytest.raises(ConfigError, match="a lie about that would count for all"):
+        with pytest.raises(ConfigError, match=f"defeats the robust aggregator '{aggregator}'. Set weights to equal"):
             Config.resolve({"method": "drfl", "radius": 1, "weights": "samples", "aggregator": aggregator})

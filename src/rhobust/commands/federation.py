@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rhobust.build import federation_of
+from rhobust.commands.federate import USUAL
 from rhobust.commands.shared import Quiet, show_run
 from rhobust.commands.train import destination, layers
 from rhobust.config import Config
@@ -18,11 +20,10 @@ from rhobust.data import DATA
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.interrupts import interruptible
 from rhobust.progress import TrainingProgress, in_words
-from rhobust.build import federation_of
 from rhobust.runs import Run
 
-Fed = Annotated[Path, typer.Argument(metavar="FED", help="The directory that `init` made, or one with a kit from it.")]
-OneSite = Annotated[str | None, typer.Option("--site", help="Only this one: server, site-1, ...")]
+Fed = Annotated[Path, typer.Argument(metavar="FED", help="Directory made by `init`, or one that holds a kit from it.")]
+OneSite = Annotated[str | None, typer.Option("--site", help="One party only: server, site-1, ... Default: all.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that a site has to answer in a round.")]
 
 federation = typer.Typer(help="Train across machines whose data never leave them.", no_args_is_help=True)
@@ -34,13 +35,13 @@ _SIMULATED = ("partition", "liars", "lie")
 
 @federation.command()
 def init(
-    out: Annotated[Path, typer.Option(help="Directory to make.")],
-    workers: Annotated[int, typer.Option(help="How many sites there are.")] = 3,
-    server_name: Annotated[str, typer.Option(help="The server's name, as the sites reach it.")] = "localhost",
-    port: Annotated[int, typer.Option(help="The server's port, the only one that must be open.")] = 8002,
+    out: Annotated[Path, typer.Option(help="Directory to make for the kits.")],
+    workers: Annotated[int, typer.Option(help="Number of sites in the federation.")] = 3,
+    server_name: Annotated[str, typer.Option(help="Host name by which the sites reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port of the server, the only one that must be open.")] = 8002,
     quiet: Quiet = False,
 ) -> None:
-    """Make certificates and a start-up kit for the server, for every site, and for whoever submits."""
+    """Make certificates and start-up kits for the server, the sites and the administrator, who submits trainings."""
     _need_engine()
     from rhobust.engines.nvflare.kits import make_kits
 
@@ -62,7 +63,7 @@ def start(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
 
 @federation.command()
 def stop(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
-    """Stop what runs here."""
+    """Stop the server and the sites that run here."""
     _need_engine()
     from rhobust.engines.nvflare import processes
 
@@ -71,7 +72,7 @@ def stop(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
 
 @federation.command()
 def status(fed: Fed) -> None:
-    """Say who runs here and, if the server does, who is connected to it. Exit code 1 where anybody is missing."""
+    """List the parties that run here and the sites connected to the server. Exit code 1 if one is missing."""
     _need_engine()
     from rhobust.engines.nvflare import processes
 
@@ -100,7 +101,10 @@ def submit(
     fed: Fed,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Any setting (docs/settings.md); wins over the file."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Settings (docs/settings.md) and knobs of the method. They win over the file.",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory to make, on the server's machine.")] = None,
@@ -126,11 +130,11 @@ def submit(
 
 @federation.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the federation and the run go.")] = Path("runs/federation"),
-    workers: Annotated[int | None, typer.Option(help="How many sites.", show_default="3")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for the federation and the run.")] = Path("runs/federation"),
+    workers: Annotated[int | None, typer.Option(help="Number of sites in the federation.", show_default="3")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """All of it on this machine: make a federation, start it, train on the digits, stop it."""
+    """Make a federation on this machine, start it, train on the digits, and stop it."""
     _need_engine()
     with interruptible():
         _demonstrate(out / "fed", out / "run", workers, quiet)
@@ -182,16 +186,16 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
 
 
 def _settings(given: list[dict[str, Any]], sites: int) -> Config:
-    """Settings for real sites, who are as many as they are and hold what they hold."""
+    """Settings for real sites: their number and their data are given."""
     named = {key.replace("-", "_"): value for layer in given for key, value in layer.items()}
     problems = [f"{key} is for simulated workers (rhobust federate); drop it" for key in _SIMULATED if key in named]
     if "limit" in named:
-        problems.append("limit is for one who has all the data; a site takes less of its own by share in its site.toml")
+        problems.append("limit needs all the data in one place; a site limits its own data by share in its site.toml")
     if named.get("workers", sites) != sites:
         problems.append(f"workers is {named['workers']}, but this federation has {sites} sites; drop it")
     if problems:
         raise ConfigError(problems)
-    settings = Config.resolve({"method": "drfl", "batch_size": 64}, *given, {"workers": sites, "partition": "sites"})
+    settings = Config.resolve(USUAL, *given, {"workers": sites, "partition": "sites"})
     federation_of(settings)
     # The server's process is elsewhere: what is a path here must be one there.
     data = settings.data if settings.data in DATA else str(Path(settings.data).resolve())

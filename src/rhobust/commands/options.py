@@ -1,26 +1,32 @@
-"""Options that the training commands share."""
+"""Options of the training commands: settings, made from the fields that declare them, and what stands beside them."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rhobust.config import Config
-from rhobust.data import DATA
 from rhobust.errors import ConfigError, unknown
 from rhobust.federation import Federation
 from rhobust.methods import methods
-from rhobust.models import MODELS
+from rhobust.setting import settings_of
+from rhobust.toml import typed
 
 SETTINGS_AS_WORDS = {"ignore_unknown_options": True}  # they arrive among the words, where `_words` says what they are
+_KNOWN = {**settings_of(Config), **settings_of(Federation)}
+
+Command = Callable[..., None]
 
 
 def _words(context: typer.Context, words: list[str] | None) -> list[str] | None:
     """Settings, none of which is written as an option that there is not."""
     options = [name for option in context.command.params for name in option.opts if name.startswith("-")]
-    settings = {*Config.known(), *Federation.known(), *(knob for method in methods().values() for knob in method.knobs)}
+    settings = {*_KNOWN, *(knob for method in methods().values() for knob in method.knobs)}
     problems = []
     for flag in (word.split("=")[0] for word in words or () if word.startswith("-")):
         key = flag.lstrip("-").replace("-", "_")
@@ -35,24 +41,41 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Any setting (docs/settings.md), a method's knobs too; wins over options.",
+        help="Settings (docs/settings.md) and knobs of the method. They win over options and files.",
         callback=_words,
     ),
 ]
-Data = Annotated[str | None, typer.Option(help=f"{', '.join(DATA)}, or a path: .npz, images.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where to look for mnist/ and fashion-mnist/ first.")]
-Limit = Annotated[int | None, typer.Option(help="Train on the first so many samples only.")]
-Model = Annotated[str | None, typer.Option(help=f"{', '.join(MODELS)}.")]
-Radius = Annotated[float | None, typer.Option(help="rho, the bound on the expected transport cost.")]
-LearningRate = Annotated[float | None, typer.Option(help="Step size alpha of theta.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything that is random.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML file of settings; options and KEY=VALUE win over it.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to make.")]
 
 
-def given(**options: object) -> dict[str, Any]:
-    """The options that were given, as settings."""
-    return {
-        key: str(value) if isinstance(value, Path) else value for key, value in options.items() if value is not None
-    }
+def settings_as_options(*keys: str, usual: Mapping[str, Any] | None = None) -> Callable[[Command], Command]:
+    """Gives a command an option for each of these settings, in place of its parameter `given`.
+
+    What was given arrives there, by key. `usual` are the command's own defaults, for the help.
+    """
+
+    def decorate(function: Command) -> Command:
+        @wraps(function)
+        def command(**arguments: Any) -> None:
+            values = {key: arguments.pop(key) for key in keys}
+            function(given={key: value for key, value in values.items() if value is not None}, **arguments)
+
+        signature = inspect.signature(function, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in signature.parameters.items():
+            parameters += [_option(key, usual or {}) for key in keys] if name == "given" else [parameter]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _option(key: str, usual: Mapping[str, Any]) -> inspect.Parameter:
+    """The option of a setting: unset unless it is given, its default told in the help."""
+    known = _KNOWN[key]
+    default = typed(usual[key]) if key in usual else known.default
+    option = typer.Option(help=f"{known.help} Default: {default}." if default else known.help)
+    return inspect.Parameter(
+        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[known.kind | None, option]
+    )

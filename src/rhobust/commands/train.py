@@ -13,43 +13,27 @@ from rhobust.config import Config
 from rhobust.console import ERR, say
 from rhobust.errors import ConfigError
 from rhobust.progress import TrainingProgress
-from rhobust.start import train_run
 from rhobust.runs import Run
+from rhobust.start import train_run
 from rhobust.toml import parse_overrides, read_toml
 
+_OPTIONS = (
+    *("data", "data_dir", "limit", "model", "method", "radius", "epochs", "batch_size", "learning_rate", "seed"),
+    "device",
+)
 
+
+@options.settings_as_options(*_OPTIONS)
 def train(
+    *,
     overrides: options.Words = None,
-    data: options.Data = None,
-    data_dir: options.DataDir = None,
-    limit: options.Limit = None,
-    model: options.Model = None,
-    method: Annotated[str | None, typer.Option(help="Training method; `rhobust methods` lists them.")] = None,
-    radius: options.Radius = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    learning_rate: options.LearningRate = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
+    given: dict[str, Any],
     config: options.ConfigFile = None,
     out: options.Out = None,
     resume: Annotated[Path | None, typer.Option(help="Run directory to continue from its last checkpoint.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model into a run directory, or continue one."""
-    given = options.given(
-        data=data,
-        data_dir=data_dir,
-        limit=limit,
-        model=model,
-        method=method,
-        radius=radius,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-        device=device,
-    )
     if resume is None:
         path, settings = destination(out), Config.resolve(*layers(config, given, overrides))
         run_training(path, settings, f"{settings.name} on {settings.data}", quiet)
