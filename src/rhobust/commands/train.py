@@ -44,7 +44,7 @@ def train(
 
 
 def destination(out: Path | None) -> Path:
-    """Where a new run goes; nobody but the user can say."""
+    """Where a new run goes, which the user must say."""
     if out is None:
         raise ConfigError(
             ["say where the run should go: --out DIRECTORY (to continue one: rhobust train --resume DIRECTORY)"]
