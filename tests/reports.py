@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.config import Config
-from rhobust.files import write_json
-from rhobust.measurements import sealed
 from rhobust.start import train_run
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -27,8 +25,3 @@ def tiny_runs(directory: Path) -> list[Path]:
     for name, settings in SETTINGS.items():
         train_run(directory / name, Config.resolve(shared, settings))
     return [directory / name for name in SETTINGS]
-
-
-def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """A measurement as if it had come out like this."""
-    write_json(path, sealed(content))

@@ -19,10 +19,10 @@ from torch import nn
 
 from rhobust.ascent import Ball
 from rhobust.attacks import errs, verified
-from rhobust.data import Samples
 from rhobust.errors import ConfigError, Refused
 from rhobust.evaluate import WORST, evaluate
 from rhobust.losses import PerSampleLoss
+from rhobust.samples import Samples
 from rhobust.trust import Flag
 from rhobust.undisturbed import undisturbed
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,17 +13,39 @@ from torch import nn
 from rhobust.ascent import Identity
 from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
-from rhobust.data import Samples, samples_of
 from rhobust.dual import Certificate, Dual
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.multistart import AscentSup
 from rhobust.objective import RobustObjective
+from rhobust.samples import Samples, samples_of
 from rhobust.sups import LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_batch
 
 _RADII = (1e-100, 1e100)
+
+
+@dataclass(frozen=True)
+class Certification:
+    """Certificates, one for each radius, around the same samples."""
+
+    samples: int
+    certificates: list[Certificate]
+
+    @property
+    def by_radius(self) -> dict[float, Certificate]:
+        """The certificate of every radius."""
+        return {one.radius: one for one in self.certificates}
+
+    @property
+    def status(self) -> Literal["proved", "estimated"]:
+        """`proved` where all are."""
+        return "proved" if all(one.status == "proved" for one in self.certificates) else "estimated"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"samples": self.samples, "certificates": [one.to_json() for one in self.certificates]}
 
 
 def certify(

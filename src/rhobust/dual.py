@@ -66,6 +66,11 @@ class Certificate:
         """bound - attained, never negative: what is not known (the sup's own error apart, where estimated)."""
         return self.bound - self.attained
 
+    @property
+    def tight(self) -> tuple[float, float]:
+        """(rho_hat, bound there): where the line of a finite gamma touches the curve of worst cases."""
+        return self.rho_hat, self.bound + self.gamma * (self.rho_hat - self.radius)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, the gap too; an infinite gamma is null."""
         return asdict(self) | {"gap": self.gap, "gamma": self.gamma if math.isfinite(self.gamma) else None}

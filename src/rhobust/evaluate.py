@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.attacks import Attack, Attacked, attack, errs, find_attack
+from rhobust.attacks import Attack, Attacked, attack, errs, find_attack, norm_of
 from rhobust.checks import count_problem
-from rhobust.data import Samples, samples_of
 from rhobust.errors import ConfigError, DataError
 from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.samples import Samples, samples_of
 from rhobust.trust import CHECKS, Flag, examine, falling, learned, outside
 from rhobust.wasserstein import Transported, wasserstein
 
@@ -23,8 +24,11 @@ USUAL_EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
 
 WORST = {math.inf: "worst", 2.0: "worst-l2"}
 """The name, for each norm, under which the worst of its attacks is reported."""
+WASSERSTEIN = "wasserstein"
+"""The name of the attack whose budget is for all samples together."""
 
 _CPU_BATCH, _GPU_BATCH = 1024, 10_000
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,22 @@ class Evaluation:
     checked: list[str] = field(default_factory=list)
     """Which of `trust.CHECKS` were made."""
 
+    @property
+    def grid(self) -> dict[str, dict[float, AttackedError]]:
+        """The results by attack, then by epsilon."""
+        found: dict[str, dict[float, AttackedError]] = {}
+        for cell in self.attacked:
+            found.setdefault(cell.attack, {})[cell.epsilon] = cell
+        return found
+
+    @property
+    def in_balls(self) -> dict[str, dict[float, AttackedError]]:
+        """Of the grid, the attacks in a ball."""
+        return {attack: cells for attack, cells in self.grid.items() if attack != WASSERSTEIN}
+
     def error(self, name: str, epsilon: float) -> float:
         """One cell of the grid."""
-        for cell in self.attacked:
-            if cell.attack == name and cell.epsilon == epsilon:
-                return cell.error
-        raise KeyError(f"no result for {name} at {epsilon}")
+        return self.grid[name][epsilon].error
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -113,24 +127,24 @@ def evaluate(
     devices = [samples.x.device] if samples.x.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         size = batch_size or (_GPU_BATCH if samples.x.is_cuda else _CPU_BATCH)
-        bench = _Bench(model, loss, bounds, restarts, seed, size)
-        clean = bench.run(samples, [None])[0][0]  # (N,)
+        attacker = BatchedAttacks(model, loss, bounds, restarts, seed, size)
+        clean = attacker.run(samples, [None])[0][0]  # (N,)
         cells: list[AttackedError] = []
         fooled: dict[str, Tensor] = {}  # (len(grid), N) for every attack
         for name, build in builders.items() if grid else ():
             ways = [build(epsilon) if epsilon else None for epsilon in grid]
-            fooled[name], lost = bench.run(samples, ways)
+            fooled[name], lost = attacker.run(samples, ways)
             cells += _cells(name, grid, fooled[name], lost)
             if done:
                 done(name)
         for norm, called in WORST.items():
-            alike = [fooled[name] for name in fooled if builders[name](1.0).ball.norm == norm]
+            alike = [fooled[name] for name in fooled if norm_of(name) == norm]
             if alike:
                 cells += _cells(called, grid, _worst(grid, alike))
         for budget in spend:
-            moved = bench.transported(samples, budget)
+            moved = attacker.transported(samples, budget)
             error = float(moved.fooled.double().mean())
-            cells.append(AttackedError("wasserstein", budget, error, moved.discarded, moved.mean_cost))
+            cells.append(AttackedError(WASSERSTEIN, budget, error, moved.discarded, moved.mean_cost))
             if done:
                 done(f"wasserstein {budget:g}")
         torch.manual_seed(seed)
@@ -147,8 +161,8 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class _Bench:
-    """A model and how it is attacked; the samples pass by once for each attack."""
+class BatchedAttacks:
+    """A model and how it is attacked, in batches that fit into memory."""
 
     model: nn.Module
     loss: PerSampleLoss
@@ -158,45 +172,41 @@ class _Bench:
     batch_size: int
 
     def run(self, samples: Samples, ways: Sequence[Attack | None]) -> tuple[Tensor, list[int]]:
-        """Whom each way fools, (len(ways), N), None being no attack; and how many results it discarded."""
+        """Which samples each way fools, (len(ways), N), None being no attack; and how many results it discarded."""
         parts, start, size = [], 0, self.batch_size
         while start < len(samples):
-            try:
-                parts.append([self._attacked(samples[start : start + size], way) for way in ways])
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                size //= 2
-            else:
-                start += size
+            part, size = _fitting(size, partial(self._first, samples[start:], ways))
+            parts.append(part)
+            start += size
         results = list(zip(*parts, strict=True))  # by way, then by part
         fooled = torch.stack([torch.cat([part.fooled for part in way]) for way in results])
         return fooled, [sum(part.discarded for part in way) for way in results]
 
     def transported(self, samples: Samples, budget: float) -> Transported:
         """The Wasserstein attack, whose budget is for all samples together."""
-        size = self.batch_size
-        while True:
-            try:
-                return wasserstein(
-                    self.model,
-                    samples.x,
-                    samples.y,
-                    loss=self.loss,
-                    budget=budget,
-                    bounds=self.bounds,
-                    batch_size=size,
-                )
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                size //= 2
+        attacked = partial(wasserstein, self.model, samples.x, samples.y, loss=self.loss, bounds=self.bounds)
+        return _fitting(self.batch_size, lambda size: attacked(budget=budget, batch_size=size))[0]
+
+    def _first(self, samples: Samples, ways: Sequence[Attack | None], size: int) -> list[Attacked]:
+        """What each way does to the first of the samples."""
+        return [self._attacked(samples[:size], way) for way in ways]
 
     def _attacked(self, part: Samples, way: Attack | None) -> Attacked:
         if way is None:
             return Attacked(part.x, errs(self.model, part.x, part.y), 0)
         torch.manual_seed(self.seed)  # each cell on its own, whatever was asked beside it
         return attack(self.model, part.x, part.y, way, loss=self.loss, bounds=self.bounds, restarts=self.restarts)
+
+
+def _fitting(size: int, work: Callable[[int], _T]) -> tuple[_T, int]:
+    """What work in batches of this size gives, or of half of it, a quarter, ...; and the size that fits."""
+    while True:
+        try:
+            return work(size), size
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size //= 2
 
 
 def _cells(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -52,6 +51,8 @@ _MARKERS = {
     "drfl-margin": "<",
     "fedavg": "h",
 }
+GRAY = "#808080"  # of axes: visible on white and on black
+_WIDTH = 4.3  # of a panel, in inches of 72 units: about one CSS pixel a unit on a phone
 _MOST_COLUMNS = 9  # of a legend; more are put in two rows
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -93,6 +94,48 @@ def plain_ticks(axis: Any) -> None:
     axis.set_minor_formatter(Plain())
 
 
+class Panel:
+    """A figure of one axis, whose points tell their values; the description is for those who do not see it."""
+
+    def __init__(self, title: str, x: str, y: str, description: str, height: float = 2.8) -> None:
+        self.title, self.description = title, description
+        self.figure, axes = new_figure(1, 1, _WIDTH, height)
+        self.figure.set_facecolor("none")
+        self.axis = axes[0][0]
+        self.axis.set_facecolor("none")
+        self.axis.spines[["top", "right"]].set_visible(False)
+        self.axis.spines[["left", "bottom"]].set_color(GRAY)
+        self.axis.tick_params(which="both", color=GRAY, labelsize=10)
+        self.axis.grid(axis="both", color=GRAY, alpha=0.2, linewidth=0.8)
+        self.axis.set_xlabel(x)
+        self.axis.set_ylabel(y)
+        self._hints: dict[str, Sequence[str]] = {}
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], hints: Sequence[str], **style: Any) -> None:
+        """A line with a text for each point."""
+        self.axis.plot(xs, ys, clip_on=False, **style)
+        self.hint(xs, ys, hints)
+
+    def hint(self, xs: Sequence[float], ys: Sequence[float], hints: Sequence[str]) -> None:
+        """Texts for points, on invisible markers that are easier to hit than what is seen."""
+        name = f"hints-{len(self._hints)}"
+        self.axis.plot(xs, ys, "o", markersize=10, alpha=0, markeredgewidth=0, clip_on=False, gid=name, zorder=9)
+        self._hints[name] = hints
+
+    @property
+    def svg(self) -> str:
+        """An element for a page, which says the title and has a legend for all its panels."""
+        return to_svg(self.figure, self.description, self._hints)
+
+    def save(self, path: Path) -> None:
+        """A larger file of its own, with title and legend."""
+        self.axis.set_title(self.title)
+        self.figure.set_size_inches(1.5 * self.figure.get_size_inches())
+        self.figure.set_facecolor("white")
+        self.figure.legend(loc="outside lower center", frameon=False)
+        save(self.figure, path, self._hints)
+
+
 def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Figure:
     """Error against epsilon, a panel for each attack: errors[method][attack][epsilon], fractions."""
     attacks = list(next(iter(errors.values())))
@@ -111,69 +154,6 @@ def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> F
     columns = len(labels) if len(labels) <= _MOST_COLUMNS else -(-len(labels) // 2)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
-
-
-def shift_curves(errors: Mapping[str, Mapping[str, Mapping[int, float]]], means: Mapping[str, float]) -> Figure:
-    """Error against severity, a panel for each shift, and the mean over all: errors[method][shift][severity]."""
-    shifts = list(next(iter(errors.values())))
-    columns = min(5, len(shifts) + 1)
-    figure, axes = new_figure(columns, math.ceil((len(shifts) + 1) / columns), 2.6 * columns, 5.2)
-    panels = list(axes.flat)
-    for panel, shift in zip(panels, shifts, strict=False):
-        for method, by_shift in errors.items():
-            panel.plot(*zip(*sorted(by_shift[shift].items()), strict=True), label=method, **style(method))
-        panel.set_title(shift)
-        panel.set_xlabel("severity")
-        panel.set_xticks(sorted(next(iter(errors.values()))[shift]))
-        panel.grid(alpha=0.25)
-    overall = panels[len(shifts)]
-    overall.bar(list(means), list(means.values()), color=[style(method)["color"] for method in means])
-    overall.set_title("mean over shifts")
-    for panel in panels[: len(shifts) + 1]:
-        panel.set_ylim(bottom=0)
-        panel.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
-    for panel in panels[len(shifts) + 1 :]:
-        panel.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
-
-
-def certificate_curve(certificates: Sequence[Mapping[str, Any]], method: str) -> Figure:
-    """Bound and attained worst-case loss against the radius, with a legend."""
-    figure, axes = new_figure(1, 1, 6.4, 4.2)
-    axis = axes[0][0]
-    draw_certificates(axis, certificates, method)
-    axis.set_xlabel("radius rho, in squared pixels")
-    axis.set_ylabel("worst expected loss")
-    axis.set_title(f"certificates of {method}")
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
-    return figure
-
-
-def draw_certificates(axis: Any, certificates: Sequence[Mapping[str, Any]], method: str) -> None:
-    """Bound (solid where proved, dashed where estimated), attained, and a cross where a gamma is tight."""
-    found = sorted(certificates, key=lambda one: one["radius"])
-    radii = [one["radius"] for one in found]
-    bounds, attained = [one["bound"] for one in found], [one["attained"] for one in found]
-    proved = all(one["status"] == "proved" for one in found)
-    name = "bound, proved" if proved else "dual value, estimated"
-    axis.plot(radii, bounds, label=name, **(style(method) | {"linestyle": "-" if proved else "--"}))
-    own = {"color": "#808080", "linestyle": "none", "marker": "v", "markersize": 8, "markerfacecolor": "none"}
-    axis.plot(radii, attained, label="attained by a distribution in the ball", **own)
-    axis.fill_between(radii, attained, bounds, color=style(method)["color"], alpha=0.12, linewidth=0)
-    tight = [
-        (one["rho_hat"], tight_bound(one)) for one in found if one["gamma"] is not None and one["rho_hat"] <= max(radii)
-    ]
-    if tight:
-        crosses = {"linestyle": "none", "color": "#D1495B", "markersize": 6, "markeredgewidth": 1.4}
-        axis.plot(*zip(*tight, strict=True), marker="x", label="rho_hat = E c, where a gamma is tight", **crosses)
-
-
-def tight_bound(certificate: Mapping[str, Any]) -> float:
-    """The line of a certificate's gamma at rho_hat, where it touches the curve of worst cases."""
-    return float(certificate["bound"] + certificate["gamma"] * (certificate["rho_hat"] - certificate["radius"]))
 
 
 def to_svg(figure: Figure, title: str, hints: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -209,12 +189,12 @@ def check_path(path: Path | None) -> None:
         raise ConfigError([f"a figure is written as .png or .svg, not '{path.name}'"])
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write PNG or SVG, by the suffix, atomically."""
+def save(figure: Figure, path: Path, hints: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Write PNG or SVG, by the suffix, atomically; an SVG has the hints."""
     check_path(path)
     kind = path.suffix.lstrip(".")
     if kind == "svg":
-        write_atomically(path, to_svg(figure, path.stem).encode())
+        write_atomically(path, to_svg(figure, path.stem, hints).encode())
         return
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)

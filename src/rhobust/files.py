@@ -14,14 +14,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from rhobust.errors import RunError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; there the user must take care
-    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 _HEADER = "rhobust"
@@ -60,30 +56,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """A second process that wants to write into this directory is refused."""
+def exclusive(directory: Path) -> Iterator[None]:
+    """Only one process at a time writes into this directory; another one is refused at once."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK).open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{directory} is being written by another process; wait for it, or stop it") from None
-        yield
-
-
-@contextmanager
-def in_turn(directory: Path) -> Iterator[None]:
-    """Processes that write here one after the other; each waits for those before it, and leaves no trace."""
-    if fcntl is None:
-        yield
-        return
-    held = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock = FileLock(directory / LOCK).acquire(blocking=False)
+    except Timeout:
+        raise RunError(f"{directory} is being written by another process; wait for it, or stop it") from None
+    with lock:
         yield
-    finally:
-        os.close(held)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -1,44 +1,43 @@
-"""What was measured of a trained run, kept beside its model: one JSON file for each kind.
+"""What was measured of a trained run, kept beside its model: one JSON file for each kind (`KINDS`).
 
     evaluation.json       clean and attacked errors, and whether they can be trusted    (`rhobust evaluate`)
     shifts.json           errors under distribution shift                               (`rhobust evaluate --shifts`)
     certificates.json     bounds on the worst expected loss                             (`rhobust certify`)
     audit.json            the referee's errors beside ours                              (`rhobust audit`)
 
-Each holds the settings it was made with, the environment, and the digest of the model it speaks of: what was measured
-of another model does not count. A checksum tells numbers that were measured from numbers that were edited. Nothing is
-written over but by an answer to the same question: the one that took more attacks, samples and restarts is
-evaluation.json, which a report shows, and the other becomes evaluation.1.json, or another number.
+Each holds the settings it was made with, the environment, and the digest of the model it was made of. A measurement of
+another model does not count. The newest measurement of a kind replaces the one before it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
-from pathlib import Path
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
-from rhobust.audit import audit
-from rhobust.certificates import certify
+from rhobust.audit import Audit, audit
+from rhobust.certificates import Certification, certify
+from rhobust.checks import is_number
 from rhobust.config import Config
 from rhobust.costs import SquaredLinf
-from rhobust.data import DataSet, Samples, load_data
+from rhobust.data import load_data
 from rhobust.environment import environment
 from rhobust.errors import RunError
-from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, evaluate
-from rhobust.files import in_turn, write_json
+from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, Evaluation, evaluate
+from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.runs import Run
-from rhobust.shifts import evaluate_shifts
+from rhobust.samples import DataSet, Samples
+from rhobust.shifts import ShiftEvaluation, evaluate_shifts
 from rhobust.trained import TrainedModel, load
 
-Kind = Literal["evaluation", "shifts", "certificates", "audit"]
-_DEPENDS = ("settings", "environment")
+R = TypeVar("R", bound=Evaluation | ShiftEvaluation | Certification | Audit)
 Done = Callable[[str], None]
 """Told what has just been finished."""
 
@@ -47,93 +46,117 @@ LINF_RADII = (0.01, 0.04, 0.09, 0.16)  # squares of the usual epsilons: there th
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Numbers with what they depend on."""
+class Measurement(Generic[R]):
+    """A result with what it depends on."""
 
     model: str
     """SHA-256 of the model's file."""
     settings: dict[str, Any]
-    """Samples, seeds, grids: what was asked."""
+    """Seeds, grids: what was asked."""
     environment: dict[str, Any]
-    result: dict[str, Any]
+    result: R
     unkept: str | None = None
     """Why it does not lie beside the model, where it does not."""
-    note: str | None = None
-    """Where it lies, or the one before it, if not all can lie in one place."""
 
     def to_json(self) -> dict[str, Any]:
-        """The result flat, beside what it depends on, sealed."""
+        """The result flat, beside what it depends on."""
         depends = {"model": self.model, "settings": self.settings, "environment": self.environment}
-        return sealed({**depends, **self.result})
-
-
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """With the checksum of all else that it says."""
-    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "checksum"}))  # as it is read
-    return {**plain, "checksum": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
-
-
-def kept(run: Run, kind: Kind) -> Measurement | None:
-    """The run's measurement of this kind; None where there is none of the model as it is now."""
-    path = run.path / f"{kind}.json"
-    if not path.exists():
-        return None
-    result = _read(path)
-    if result is None:
-        raise RunError(f"{path} is damaged, or was edited; delete it and measure again")
-    model, settings, environment_ = (result.pop(key) for key in ("model", "settings", "environment"))
-    made = Measurement(model, settings, environment_, result)
-    return made if made.model == _digest(run) else None
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """What a measurement's file holds but its checksum; none where it is damaged or was edited."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        if sealed(content) != content:
-            return None
-        del content["checksum"]
-        return {**content, "model": str(content["model"]), **{key: dict(content[key]) for key in _DEPENDS}}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        return depends | self.result.to_json()
 
 
 @dataclass(frozen=True)
-class Subject:
+class Kind(Generic[R]):
+    """A kind of measurement: what it is called, what it finds, what makes it, and the command that asks for it."""
+
+    name: str
+    result: type[R]
+    measure: Callable[..., Measurement[R]]
+    """Takes a `TrainedRun`; the number of `samples` and `done`, as all kinds; and settings of its own."""
+    command: str
+
+    @property
+    def file(self) -> str:
+        """Its name in a run directory."""
+        return f"{self.name}.json"
+
+
+def kept(run: Run, kind: Kind[R]) -> Measurement[R] | None:
+    """The run's measurement of this kind; None where there is none of the model as it is now."""
+    path = run.path / kind.file
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        depends = str(content["model"]), dict(content["settings"]), dict(content["environment"])
+        made = Measurement(*depends, _decoded(kind.result, content))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise RunError(f"{path} is damaged; delete it and measure again") from None
+    return made if made.model == _digest(run) else None
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """A value of this type from plain JSON, where null is an infinite number, and keys that are no fields are ignored.
+
+    >>> _decoded(float, 1), _decoded(float, None), _decoded(float | None, None), _decoded(dict[str, int], {"a": 1})
+    (1.0, inf, None, {'a': 1})
+    """
+    outer, inner = get_origin(kind), get_args(kind)
+    if outer is UnionType:
+        return None if value is None else _decoded(inner[0], value)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        types = get_type_hints(kind)
+        return kind(**{name: _decoded(types[name], value[name]) for name in types if name in value})
+    if outer is list and isinstance(value, list):
+        return [_decoded(inner[0], one) for one in value]
+    if outer is dict and isinstance(value, dict):
+        return {key: _decoded(inner[1], one) for key, one in value.items()}
+    if kind is float and value is None:
+        return math.inf
+    if kind is float and is_number(value) and math.isfinite(value):
+        return float(value)
+    if (kind in (str, int) and type(value) is kind) or (outer is Literal and value in inner):
+        return value
+    raise TypeError(f"{value!r} is no {kind}")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
     """A trained run on the device it is measured on, and the data it was trained for."""
 
     run: Run
     model: TrainedModel
     data: DataSet
+    test_digest: str
     device: str
 
     @classmethod
-    def of(cls, run: Run) -> Subject:
+    def of(cls, run: Run) -> TrainedRun:
         """Load model and data; a GPU is used where there is one."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = load(run.path)
         data = load_data(model.config.data, model.config.data_dir)
-        run.check_data(test=data.test.digest())
-        return cls(run, model.to(device), data, device)
+        digest = data.test.digest()
+        run.check_data(test=digest)
+        return cls(run, model.to(device), data, digest, device)
 
     def test(self, samples: int | None) -> Samples:
-        """The first so many test samples, on the device; all for None."""
+        """The first `samples` test samples, on the device; all for None."""
         part = self.data.test[slice(samples)]
         return Samples(part.x.to(self.device), part.y.to(self.device))
 
-    def keep(self, kind: Kind, settings: dict[str, Any], result: dict[str, Any]) -> Measurement:
+    def keep(self, kind: Kind[R], settings: dict[str, Any], result: R) -> Measurement[R]:
         """Write a measurement into the run directory; if that fails, it is not lost."""
         made = Measurement(_digest(self.run), settings, environment(self.device), result)
-        path = self.run.path / f"{kind}.json"
+        path = self.run.path / kind.file
         try:
-            with in_turn(self.run.path):
-                return replace(made, note=_write(path, made.to_json()))
+            write_json(path, made.to_json())
         except OSError as problem:
             return replace(made, unkept=f"{path} cannot be written: {problem.strerror}")
+        return made
 
 
 def measure_errors(
-    subject: Subject,
+    trained: TrainedRun,
     *,
     attacks: Sequence[str] = USUAL_ATTACKS,
     epsilons: Sequence[float] = USUAL_EPSILONS,
@@ -142,14 +165,14 @@ def measure_errors(
     restarts: int = 1,
     seed: int = 0,
     done: Done | None = None,
-) -> Measurement:
-    """Clean and attacked errors (`evaluate.evaluate`), kept as `evaluation.json`."""
+) -> Measurement[Evaluation]:
+    """Clean and attacked errors (`evaluate.evaluate`)."""
     asked = {"attacks": list(attacks), "epsilons": list(epsilons), "budgets": list(budgets)}
     found = evaluate(
-        subject.model,
-        subject.test(samples),
+        trained.model,
+        trained.test(samples),
         loss=cross_entropy,
-        bounds=subject.model.bounds,
+        bounds=trained.model.bounds,
         attacks=attacks,
         epsilons=epsilons,
         budgets=budgets,
@@ -157,20 +180,20 @@ def measure_errors(
         seed=seed,
         done=done,
     )
-    return subject.keep("evaluation", asked | {"restarts": restarts, "seed": seed}, found.to_json())
+    return trained.keep(EVALUATION, asked | {"restarts": restarts, "seed": seed}, found)
 
 
 def measure_shifts(
-    subject: Subject,
+    trained: TrainedRun,
     *,
     shifts: Sequence[str] = ("all",),
     samples: int | None = None,
     seed: int = 0,
     done: Done | None = None,
-) -> Measurement:
-    """Errors under distribution shift (`shifts.evaluate_shifts`), kept as `shifts.json`."""
-    found = evaluate_shifts(subject.model, subject.data, subject.test(samples), shifts=shifts, seed=seed, done=done)
-    return subject.keep("shifts", {"shifts": list(shifts), "seed": seed}, found.to_json())
+) -> Measurement[ShiftEvaluation]:
+    """Errors under distribution shift (`shifts.evaluate_shifts`)."""
+    found = evaluate_shifts(trained.model, trained.data, trained.test(samples), shifts=shifts, seed=seed, done=done)
+    return trained.keep(SHIFTS, {"shifts": list(shifts), "seed": seed}, found)
 
 
 def usual_radii(config: Config) -> tuple[float, ...]:
@@ -179,89 +202,49 @@ def usual_radii(config: Config) -> tuple[float, ...]:
 
 
 def measure_certificates(
-    subject: Subject,
+    trained: TrainedRun,
     *,
     radii: Sequence[float] | None = None,
     samples: int | None = None,
     done: Done | None = None,
-) -> Measurement:
-    """Bounds on the worst expected loss (`certificates.certify`), kept as `certificates.json`.
+) -> Measurement[Certification]:
+    """Bounds on the worst expected loss (`certificates.certify`).
 
-    Unless told otherwise at `usual_radii`, which runs have in common, and at the radius that this one was trained for.
+    The radii are by default the `usual_radii`, which runs have in common, and the radius that this one was trained for.
     """
-    test = subject.test(samples)
+    test = trained.test(samples)
     if radii is None:
-        own, usual = subject.model.config.radius, usual_radii(subject.model.config)
+        own, usual = trained.model.config.radius, usual_radii(trained.model.config)
         radii = usual if own is None else sorted({*usual, own})
     found = certify(
-        subject.model,
+        trained.model,
         test,
         loss=cross_entropy,
         radii=radii,
-        cost=subject.model.config.make_cost(),
-        bounds=subject.model.bounds,
+        cost=trained.model.config.make_cost(),
+        bounds=trained.model.bounds,
         done=done,
     )
-    rows = [one.to_json() for one in found]
-    return subject.keep("certificates", {"radii": list(radii)}, {"samples": len(test), "certificates": rows})
+    return trained.keep(CERTIFICATES, {"radii": list(radii)}, Certification(len(test), found))
 
 
 def measure_audit(
-    subject: Subject, *, epsilon: float, samples: int | None = None, seed: int = 0, done: Done | None = None
-) -> Measurement:
-    """The referee's error beside ours (`audit.audit`), kept as `audit.json`."""
-    test = subject.test(samples)
+    trained: TrainedRun, *, epsilon: float = 0.2, samples: int | None = None, seed: int = 0, done: Done | None = None
+) -> Measurement[Audit]:
+    """The referee's error beside ours (`audit.audit`)."""
+    test = trained.test(samples)
     found = audit(
-        subject.model, test, epsilon=epsilon, loss=cross_entropy, bounds=subject.model.bounds, seed=seed, done=done
+        trained.model, test, epsilon=epsilon, loss=cross_entropy, bounds=trained.model.bounds, seed=seed, done=done
     )
-    return subject.keep("audit", {"epsilon": epsilon, "seed": seed}, found.to_json())
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> str | None:
-    """The content here, or beside what is here; which of it, where both stay."""
-    if not path.exists():
-        write_json(path, content)
-        return None
-    before = _read(path)
-    if before is not None and _question(before) == _question(content):
-        write_json(path, content)
-        return None
-    if before is not None and before["model"] == content["model"] and _size(before) > _size(content):
-        place = _place_beside(path, content)
-        write_json(place, content)
-        return f"{path} answers a larger question, and stays; this is kept as {place}"
-    place = _place_beside(path, before)
-    path.replace(place)
-    try:
-        write_json(path, content)
-    except BaseException:  # an interrupt, too
-        if not path.exists():
-            place.replace(path)
-        raise
-    damaged = ", damaged or edited," if before is None else ""
-    return f"what was {path} until now{damaged} is kept as {place}"
-
-
-def _place_beside(path: Path, content: Mapping[str, Any] | None) -> Path:
-    """The first numbered name that is free, or has an answer to the same question."""
-    places = (path.with_suffix(f".{number}.json") for number in count(1))
-    return next(place for place in places if not place.exists() or (content and _same_question(place, content)))
-
-
-def _same_question(place: Path, content: Mapping[str, Any]) -> bool:
-    other = _read(place)
-    return other is not None and _question(other) == _question(content)
-
-
-def _question(content: Mapping[str, Any]) -> tuple[object, ...]:
-    return content["model"], content["settings"], content.get("samples")
-
-
-def _size(content: Mapping[str, Any]) -> int:
-    """How much was asked: numbers, each of so many samples and restarts."""
-    asked = next((len(content[key]) for key in ("attacked", "shifted", "certificates") if key in content), 1)
-    return int(content.get("samples", 0) * content["settings"].get("restarts", 1) * asked)
+    return trained.keep(AUDIT, {"epsilon": epsilon, "seed": seed}, found)
 
 
 def _digest(run: Run) -> str:
     return hashlib.sha256(run.model_path.read_bytes()).hexdigest()
+
+
+EVALUATION = Kind("evaluation", Evaluation, measure_errors, "evaluate")
+SHIFTS = Kind("shifts", ShiftEvaluation, measure_shifts, "evaluate")
+CERTIFICATES = Kind("certificates", Certification, measure_certificates, "certify")
+AUDIT = Kind("audit", Audit, measure_audit, "audit")
+KINDS: tuple[Kind[Any], ...] = (EVALUATION, SHIFTS, CERTIFICATES, AUDIT)

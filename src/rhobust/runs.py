@@ -24,7 +24,7 @@ from typing import Any
 from rhobust.config import Config
 from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
-from rhobust.files import LOCK, alone_in, read_state, write_atomically, write_json, write_state
+from rhobust.files import LOCK, exclusive, read_state, write_atomically, write_json, write_state
 from rhobust.gamma_rules import FixedGamma
 from rhobust.record import Record, RoundRecord, rho_eff
 from rhobust.toml import read_toml
@@ -32,11 +32,8 @@ from rhobust.toml import read_toml
 # One that is being replaced, one that may turn out damaged, one to fall back on.
 _KEPT_CHECKPOINTS = 3
 
-# What nobody else writes into a run.
-_OWN = {
-    *("config.toml", "environment.json", "data.json", "metrics.jsonl", "model.safetensors"),
-    *("evaluation.json", "shifts.json", "certificates.json", "audit.json"),
-}
+FILES = ("config.toml", "environment.json", "data.json", "metrics.jsonl", "model.safetensors")
+"""What a training writes into its run, checkpoints apart."""
 
 # What a checkpoint holds besides its digest.
 _CHECKPOINT = {"step": int, "metrics_size": int, "config": str, "state": dict}
@@ -121,13 +118,9 @@ class Run:
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
 
-    def owns(self, name: str) -> bool:
-        """Whether a file of this name in the directory would be the run's own, if this is a run."""
-        return self.config_path.exists() and name in _OWN
-
     def locked(self) -> AbstractContextManager[None]:
         """Alone in this directory."""
-        return alone_in(self.path)
+        return exclusive(self.path)
 
     def config(self) -> Config:
         """The resolved settings."""

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from rhobust.attacks import errs
 from rhobust.corruptions import CORRUPTIONS, SEVERITIES, corrupt, translated
-from rhobust.data import DataSet, Samples, digits
+from rhobust.data import digits
 from rhobust.errors import ConfigError, DataError, unknown
+from rhobust.samples import DataSet, Samples
 
 _LABELS, _UCI = "label-proportion", "uci-digits"
 
@@ -49,10 +50,17 @@ class ShiftEvaluation:
     shifted: list[ShiftedError]
 
     @property
+    def by_shift(self) -> dict[str, dict[int, float]]:
+        """The errors by shift, then by severity."""
+        found: dict[str, dict[int, float]] = {}
+        for cell in self.shifted:
+            found.setdefault(cell.shift, {})[cell.severity] = cell.error
+        return found
+
+    @property
     def means(self) -> dict[str, float]:
         """For each shift, the mean over its severities."""
-        names = dict.fromkeys(cell.shift for cell in self.shifted)
-        return {name: fmean(cell.error for cell in self.shifted if cell.shift == name) for name in names}
+        return {shift: fmean(errors.values()) for shift, errors in self.by_shift.items()}
 
     @property
     def mean(self) -> float:

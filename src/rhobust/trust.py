@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from rhobust.ascent import Identity
 from rhobust.attacks import ATTACKS, attack, errs
 from rhobust.costs import rows
-from rhobust.data import Samples
 from rhobust.errors import Unmovable
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
+from rhobust.samples import Samples
 from rhobust.undisturbed import undisturbed
 
 CHECKS = ("learned", "grows", "inside", "many-steps", "one-step", "gradients", "white-box")

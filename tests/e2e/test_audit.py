@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from rhobust import audit as audits
 from rhobust.audit import TOLERANCE, audit
 from rhobust.cli import app
-from rhobust.data import Samples, digits
+from rhobust.data import digits
 from rhobust.errors import ConfigError, Refused
+from rhobust.samples import Samples
 
 LOSS = partial(cross_entropy, reduction="none")
 

@@ -1,14 +1,12 @@
 """The command, from the outside."""
 
 import json
-import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -130,7 +128,10 @@ def test_evaluate_puts_a_run_under_shift_beside_a_baseline(trained: Path, tmp_pa
         assert f"{100 * found['mean']:.2f}" in printed
     rows = {line.split()[0]: line.split() for line in printed.splitlines() if line.strip()}
     assert len(rows["rotation"]) == 1 + 5 + 2  # severities, mean, the baseline's mean
-    assert drawn.read_text().count("severity") == 9
+    picture = drawn.read_text()
+    for name in ("spgda", "erm, baseline"):  # in the legend, and at every point
+        assert f">{name}</text>" in picture
+        assert picture.count(f"<title>{name}, ") == 9 + 1  # shifts, and their mean
 
 
 def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) -> None:
@@ -149,7 +150,10 @@ def test_certify_prints_writes_and_draws_what_the_library_finds(tmp_path: Path) 
     assert low["status"] == high["status"] == "proved"
     assert clean < low["attained"] <= low["bound"] < high["attained"] <= high["bound"]
     assert f"{high['bound']:.4g}" in printed
-    assert drawn.read_text().startswith("<svg")
+    picture = drawn.read_text()
+    assert picture.startswith("<svg")
+    assert f"<title>spgd, rho 1: proved {high['bound']:.3g}, attained {high['attained']:.3g}</title>" in picture
+    assert ">bound, proved</text>" in picture
 
 
 def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
@@ -301,8 +305,8 @@ def test_numbers_that_cannot_be_kept_are_still_told(
 def unmeasured(trained: Path, tmp_path: Path) -> Path:
     """The run without what other tests measured of it."""
     run = Path(shutil.copytree(trained, tmp_path / "unmeasured"))
-    for old in run.glob("evaluation*.json"):
-        old.unlink()
+    for kind in measurements.KINDS:
+        (run / kind.file).unlink(missing_ok=True)
     return run
 
 
@@ -313,31 +317,16 @@ def evaluated(run: Path, epsilons: str, *words: str) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_the_answer_to_the_larger_question_stays(unmeasured: Path) -> None:
-    run = unmeasured
-    assert evaluated(run, "0.1,0.2") == ""
-    first = (run / "evaluation.json").read_bytes()
-    assert evaluated(run, "0.1,0.2") == ""  # the same question, and the same answer
-    assert f"answers a larger question, and stays; this is kept as {run / 'evaluation.1.json'}" in evaluated(run, "0.1")
-    assert (run / "evaluation.json").read_bytes() == first
-    narrow = (run / "evaluation.1.json").read_bytes()
-    (run / "evaluation.2.json").write_text("mine")
-    more = evaluated(run, "0.1", "--restarts", "3")
-    assert more == f"what was {run / 'evaluation.json'} until now is kept as {run / 'evaluation.3.json'}"
-    assert (run / "evaluation.3.json").read_bytes() == first
-    evaluated(run, "0.1")  # asked before: its place is known
-    evaluated(run, "0.1,0.2", "--quiet")
-    assert (run / "evaluation.1.json").read_bytes() == narrow
-    assert (run / "evaluation.2.json").read_text() == "mine"
-    assert (run / "evaluation.3.json").read_bytes() == first
-    assert not (run / "evaluation.4.json").exists()
-    assert json.loads((run / "evaluation.json").read_text())["settings"]["restarts"] == 3
-
-
-def test_a_damaged_answer_is_put_aside(unmeasured: Path) -> None:
-    (unmeasured / "evaluation.json").write_text("{")
-    assert "until now, damaged or edited, is kept as" in evaluated(unmeasured, "0.1")
-    assert (unmeasured / "evaluation.1.json").read_text() == "{"
+def test_the_newest_answer_is_the_one_that_is_kept(unmeasured: Path) -> None:
+    path = unmeasured / "evaluation.json"
+    before = sorted(unmeasured.iterdir())
+    path.write_text("{")  # damaged: it is measured again
+    for epsilons, restarts in (("0.1,0.2", "1"), ("0.1", "3"), ("0.1", "1")):
+        assert evaluated(unmeasured, epsilons, "--restarts", restarts) == ""
+        asked = json.loads(path.read_text())["settings"]
+        assert asked["epsilons"] == [float(epsilon) for epsilon in epsilons.split(",")]
+        assert asked["restarts"] == int(restarts)
+    assert sorted(unmeasured.iterdir()) == sorted([*before, path])
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -354,25 +343,6 @@ def test_an_answer_that_cannot_be_written_leaves_the_one_before(
     done = CliRunner().invoke(app, ["evaluate", str(unmeasured), "--samples", "30"])
     assert done.exit_code == (0 if isinstance(problem, OSError) else 130)
     assert (unmeasured / "evaluation.json").read_bytes() == before
-    assert not (unmeasured / "evaluation.1.json").exists()
-
-
-def _keep(run: Path, epsilon: float, start: Any) -> None:
-    subject = measurements.Subject.of(Run.find(run))
-    start.wait()
-    subject.keep("evaluation", {"epsilons": [epsilon], "restarts": 1}, {"samples": 1, "attacked": []})
-
-
-def test_answers_at_the_same_moment_are_all_kept(unmeasured: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(3)
-    asking = [context.Process(target=_keep, args=(unmeasured, number / 10, start)) for number in range(3)]
-    for one in asking:
-        one.start()
-    for one in asking:
-        one.join()
-    found = [json.loads(path.read_text())["settings"]["epsilons"] for path in unmeasured.glob("evaluation*.json")]
-    assert sorted(found) == [[0.0], [0.1], [0.2]]
 
 
 def test_numbers_are_not_written_over_a_file_of_a_run(unmeasured: Path) -> None:

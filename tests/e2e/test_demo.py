@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import rhobust
-from rhobust.demo import Demo
+from rhobust.commands.demo import Demo
 from rhobust.errors import RunError
 
 SILENT = Console(file=io.StringIO(), width=80)
@@ -18,7 +18,7 @@ SILENT = Console(file=io.StringIO(), width=80)
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "out"
-    Demo(out, epochs=1).show(SILENT)
+    Demo(out, epochs=1).show()
     return out
 
 
@@ -39,7 +39,7 @@ def test_the_page_shows_every_method_with_its_errors(shown: Path) -> None:
 def test_again_it_trains_and_measures_nothing_and_shows_the_same(shown: Path) -> None:
     before = (shown / "report.html").read_bytes()
     made = {path: path.stat().st_mtime_ns for path in shown.glob("*/*")}
-    table, page = Demo(shown, epochs=1).show(SILENT)
+    table, page = Demo(shown, epochs=1).show()
     assert page.read_bytes() == before
     assert {path: path.stat().st_mtime_ns for path in shown.glob("*/*") if path.name != ".lock"} == {
         path: time for path, time in made.items() if path.name != ".lock"
@@ -50,6 +50,6 @@ def test_again_it_trains_and_measures_nothing_and_shows_the_same(shown: Path) ->
 
 def test_other_settings_and_other_runs_are_left_alone(shown: Path) -> None:
     with pytest.raises(RunError, match="with other settings; choose another --out"):
-        Demo(shown, epochs=2).show(SILENT)
+        Demo(shown, epochs=2).show()
     with pytest.raises(RunError, match="is a run itself"):
-        Demo(shown / "erm").show(SILENT)
+        Demo(shown / "erm").show()

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.errors import RhobustError
+from rhobust.files import write_json
 from rhobust.start import train_run
-from tests.reports import NAMES, tiny_runs, write_sealed
+from tests.reports import NAMES, tiny_runs
 
 HOSTILE = '<script>alert("1")</script> & "quotes" \''
 
@@ -135,14 +136,14 @@ def test_flags_audits_and_hostile_names_are_shown_as_text(made: Path, runs: list
     shutil.copytree(runs[0], run)
     evaluation = json.loads((run / "evaluation.json").read_text())
     evaluation["flags"] = [{"check": HOSTILE, "message": f"gradients {HOSTILE} vanish"}]
-    write_sealed(run / "evaluation.json", evaluation)
+    write_json(run / "evaluation.json", evaluation)
     shifts = json.loads((run / "shifts.json").read_text())
     shifts["shifted"].append({"shift": f"$x^2 {HOSTILE}", "severity": 1, "error": 0.5})
-    write_sealed(run / "shifts.json", shifts)
+    write_json(run / "shifts.json", shifts)
     judged = {"epsilon": 0.2, "samples": 60, "clean": 0.0, "ours": 0.25, "referee": 0.5, "attacks": {HOSTILE: 0.5}}
     audit = evaluation["settings"] | {"epsilon": 0.2}
     about = {"model": evaluation["model"], "settings": audit, "environment": {}}
-    write_sealed(run / "audit.json", {**about, **judged, "flags": []})
+    write_json(run / "audit.json", {**about, **judged, "flags": []})
     out = tmp_path / "page.html"
     said = command("report", run, runs[1], "--out", out)
     page = out.read_text()

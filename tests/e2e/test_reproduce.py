@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from rhobust import archives
 from rhobust.cli import app
 from rhobust.errors import ConfigError, DataError, RunError
-from rhobust.files import alone_in
+from rhobust.files import exclusive
 from rhobust.interrupts import deferred_signals
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
@@ -131,7 +131,7 @@ def test_interrupted_before_the_first_result_nothing_is_promised(
 
 
 def test_two_at_a_time_would_lose_what_the_other_finds(tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(RunError, match="is being written by another process"):
+    with exclusive(tmp_path), pytest.raises(RunError, match="is being written by another process"):
         CliRunner().invoke(app, ["reproduce", "figure1", "--quick", "--out", str(tmp_path)], catch_exceptions=False)
 
 

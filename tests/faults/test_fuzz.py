@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -29,12 +30,16 @@ import rhobust
 from rhobust.archives import MNIST, decompressed
 from rhobust.cli import app
 from rhobust.config import Config
-from rhobust.data import DataSet, from_folder, from_npz, load_data
+from rhobust.data import load_data
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.files import _digest, read_state, write_state
-from rhobust.measurements import kept, sealed
+from rhobust.image_folder import from_folder
+from rhobust.measurements import EVALUATION, kept
 from rhobust.methods import methods
+from rhobust.npz import from_npz
 from rhobust.runs import Run
+from rhobust.samples import DataSet
+from rhobust.setting import settings_of
 from rhobust.start import train_run
 from rhobust.toml import parse_overrides, read_toml
 
@@ -607,8 +612,10 @@ def test_the_environment_is_for_people_to_read(run: Run) -> None:
     assert rhobust.load(run.path).config == run.config()
 
 
-CONTENT = {"model": "m", "settings": {"seed": 0}, "environment": {"torch": "2"}, "error": [0.1]}
-MEASURED = json.dumps(sealed(CONTENT)).encode()
+CELL = {"attack": "pgd", "epsilon": 0.1, "error": 0.5, "discarded": 0, "mean_cost": None}
+FLAG = {"check": "grows", "message": "it falls"}
+FOUND = {"samples": 9, "clean": 0.1, "attacked": [CELL], "flags": [FLAG], "checked": ["grows"]}
+CONTENT = {"model": "m", "settings": {"seed": 0}, "environment": {"torch": "2"}, **FOUND}
 
 
 def test_a_spoilt_measurement(run: Run) -> None:
@@ -617,29 +624,41 @@ def test_a_spoilt_measurement(run: Run) -> None:
     @MANY
     @given(st.one_of(NOISE, JSON.map(lambda content: json.dumps(content).encode())))
     def law(noise: Noise) -> None:
-        path.write_bytes(spoilt(MEASURED, noise))
-        assert either(lambda: kept(run, "evaluation"), RunError, path) is None  # damaged, or of another model
+        path.write_bytes(spoilt(json.dumps(CONTENT).encode(), noise))
+        assert either(lambda: kept(run, EVALUATION), RunError, path) is None  # damaged, or of another model
 
     law()
 
 
-@pytest.mark.parametrize("edited", [{"error": [0.0]}, {"settings": {}}, {"more": 1}, *({key: ...} for key in CONTENT)])
-def test_a_measurement_that_was_edited_is_none(run: Run, edited: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "edited",
+    [
+        *({key: ...} for key in CONTENT if key not in ("flags", "checked")),
+        *({"clean": wrong} for wrong in ("low", True, [0.1], math.nan, math.inf, 10**400)),
+        *({"samples": wrong} for wrong in (9.5, True, None)),
+        *({"attacked": wrong} for wrong in ({}, None, [3], [{}], [CELL | {"error": "x"}], [CELL | {"attack": None}])),
+        *({"flags": wrong} for wrong in ("none", [FLAG | {"check": 3}], [{"check": "grows"}])),
+        *({"settings": wrong} for wrong in (3, None, ["a"])),
+    ],
+)
+def test_a_measurement_that_holds_something_else_is_damaged(run: Run, edited: dict[str, Any]) -> None:
     path = run.path / "evaluation.json"
-    content = sealed(CONTENT | {"model": hashlib.sha256(run.model_path.read_bytes()).hexdigest()})
-    path.write_text(json.dumps(content))
-    assert kept(run, "evaluation") is not None
+    content = CONTENT | {"model": hashlib.sha256(run.model_path.read_bytes()).hexdigest()}
+    path.write_text(json.dumps(content | {"checksum": "of an earlier version", "more": 1}))
+    made = kept(run, EVALUATION)
+    assert made is not None
+    assert made.to_json() == content
     changed = {key: value for key, value in (content | edited).items() if value is not ...}
     path.write_text(json.dumps(changed))
-    with pytest.raises(RunError, match=r"evaluation\.json is damaged, or was edited"):
-        kept(run, "evaluation")
+    with pytest.raises(RunError, match=r"evaluation\.json is damaged; delete it and measure again"):
+        kept(run, EVALUATION)
 
 
 def test_a_measurement_nested_too_deep(run: Run) -> None:
     path = run.path / "evaluation.json"
     path.write_bytes(b"[" * 100_000)
     with pytest.raises(RunError, match=r"evaluation\.json is damaged"):
-        kept(run, "evaluation")
+        kept(run, EVALUATION)
 
 
 def test_the_data_need_not_be_there_to_load_a_model(run: Run) -> None:
@@ -680,7 +699,7 @@ def test_a_word_is_one_setting() -> None:
     assert parse_overrides(["a=", "=b", "c=[1,2]"]) == {"a": "", "": "b", "c": [1, 2]}
 
 
-KEYS = [*Config.known(), *{knob for method in methods().values() for knob in method.knobs}, "", "x"]
+KEYS = [*settings_of(Config), *{knob for method in methods().values() for knob in method.knobs}, "", "x"]
 VALUES = [
     *("0", "1", "-1", "0.5", "inf", "nan", "-inf", "1e308", "1e-320", str(2**63 - 1), "true", "[]", "{}", "1979-05-27"),
     *("l1:1", "l1:nan", "l1:-1", "lp:1.5", "lp:inf", "lp:nan", "lp:1,2", "linf", "l2:", "group-l2:", "box:1,0"),

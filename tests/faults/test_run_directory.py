@@ -16,10 +16,10 @@ import rhobust
 from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.errors import RunError
-from rhobust.files import write_atomically
+from rhobust.files import LOCK, write_atomically
 from rhobust.observer import Observer
-from rhobust.start import train_run
 from rhobust.runs import Run, _remark, rho_eff
+from rhobust.start import train_run
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 
@@ -71,6 +71,15 @@ def test_two_processes_cannot_write_one_run(stopped: Path) -> None:
     assert other.stderr == f"error: {stopped} is being written by another process; wait for it, or stop it\n"
     train_run(stopped, None)  # and the lock is gone with its holder
     assert Run.find(stopped).finished
+
+
+def test_a_directory_with_a_lock_alone_is_vacant(tmp_path: Path) -> None:
+    with Run(tmp_path).locked():
+        assert Run.vacant(tmp_path).path == tmp_path
+    (tmp_path / LOCK).touch()
+    train_run(tmp_path, CONFIG)
+    with pytest.raises(RunError, match="already holds a run"):
+        Run.vacant(tmp_path)
 
 
 def test_a_config_that_was_edited_is_not_resumed(stopped: Path) -> None:

@@ -12,10 +12,10 @@ from rhobust.ascent import Ball, Point, Problem, Step
 from rhobust.attacks import ATTACKS, Attack, attack, errs, find_attack
 from rhobust.certificates import certify
 from rhobust.costs import SquaredL2
-from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
-from rhobust.evaluate import _Bench, evaluate
+from rhobust.evaluate import BatchedAttacks, evaluate
 from rhobust.losses import margin
+from rhobust.samples import Samples
 from rhobust.search import random_squares
 from rhobust.wasserstein import wasserstein
 
@@ -263,7 +263,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay() -> None:
 
     model, x, y = problem()
     whole = evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["ifgsm"], epsilons=[0, 0.1])
-    small = _Bench(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])[0]
+    small = BatchedAttacks(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])[0]
     assert small.double().mean(1).tolist() == [whole.clean, whole.error("ifgsm", 0.1)]
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhobust.errors import RunError
-from rhobust.files import read_state, write_atomically, write_state
+from rhobust.files import LOCK, exclusive, read_state, write_atomically, write_state
 
 STATE: dict[str, Any] = {
     "scalar": torch.tensor(1.5),
@@ -119,3 +120,45 @@ def test_a_link_to_itself_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match="symbolic links"):
         write_atomically(tmp_path / "a", b"")
+
+
+def test_a_directory_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    path, before = tmp_path / "new", threading.enumerate()
+    with exclusive(path):
+        with (
+            pytest.raises(RunError, match="is being written by another process; wait for it, or stop it"),
+            exclusive(path),
+        ):
+            pytest.fail("two at a time")
+        with exclusive(tmp_path):  # another directory is another matter
+            pass
+    with exclusive(path):
+        pass
+    assert [file.name for file in path.iterdir()] in ([LOCK], [])
+    assert threading.enumerate() == before
+
+
+def test_an_error_while_a_directory_is_held_comes_through_and_lets_go(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), exclusive(tmp_path):
+        raise KeyError
+    with exclusive(tmp_path):
+        pass
+
+
+def test_a_process_that_is_killed_leaves_no_lock(tmp_path: Path) -> None:
+    program = """
+import sys, time
+from pathlib import Path
+from rhobust.files import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="another process"), exclusive(tmp_path):
+            pytest.fail("two at a time")
+        other.kill()
+    with exclusive(tmp_path):
+        pass

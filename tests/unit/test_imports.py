@@ -25,10 +25,10 @@ LAYERS = [
             averaging observer
         federation engines messages randomness server engines.worker federated_engine simulation \
             aggregators liars
-        config runs start build trained measurements
+        config defaults runs start build trained measurements
         engines.nvflare report
         reproduction
-        cli commands demo progress __main__
+        cli commands progress __main__
     """.strip().splitlines()
 ]
 

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from rhobust.audit import Audit
+from rhobust.certificates import Certification
 from rhobust.config import Config
-from rhobust.measurements import Kind, Measurement
+from rhobust.dual import Certificate
+from rhobust.evaluate import AttackedError, Evaluation
+from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind, Measurement
 from rhobust.report import Report
 from rhobust.report.commands import commands, training
 from rhobust.report.examples import examples
@@ -31,21 +36,33 @@ from rhobust.report.tables import (
     settings,
 )
 from rhobust.runs import Run
+from rhobust.shifts import ShiftedError, ShiftEvaluation
 from rhobust.toml import parse_overrides
+from rhobust.trust import Flag
 
 ASKED = {"attacks": ["pgd"], "epsilons": [0.0, 0.2], "budgets": [], "restarts": 1, "seed": 0}
 
 
-def evaluated(clean: float, pgd: float, samples: int = 50, asked: dict[str, Any] = ASKED, **more: Any) -> Measurement:
-    cells = [
-        {"attack": "pgd", "epsilon": epsilon, "error": error, "discarded": 0, "mean_cost": None}
-        for epsilon, error in ((0.0, clean), (0.2, pgd))
-    ]
-    found = {"samples": samples, "clean": clean, "attacked": cells, "checked": ["grows", "inside"]}
-    return Measurement("", asked, {"torch": "2"}, found | more)
+def evaluated(
+    clean: float,
+    pgd: float,
+    samples: int = 50,
+    asked: dict[str, Any] = ASKED,
+    cells: list[AttackedError] | None = None,
+    flags: list[Flag] | None = None,
+) -> Measurement[Evaluation]:
+    """PGD's errors at epsilon 0 and 0.2, or these cells."""
+    usual = [AttackedError("pgd", 0.0, clean), AttackedError("pgd", 0.2, pgd)]
+    found = Evaluation(samples, clean, usual if cells is None else cells, flags or [], ["grows", "inside"])
+    return Measurement("", asked, {"torch": "2"}, found)
 
 
-def entry(measured: dict[Kind, Measurement] | None = None, path: str = "runs/a", **options: Any) -> Entry:
+def certified(low: float, high: float, status: Any, samples: int = 9) -> Measurement[Certification]:
+    found = Certificate(1.0, high, low, math.inf, 1.0, 1.0, status)
+    return Measurement("", {"radii": [1.0]}, {}, Certification(samples, [found]))
+
+
+def entry(measured: dict[Kind[Any], Measurement[Any]] | None = None, path: str = "runs/a", **options: Any) -> Entry:
     config = Config.resolve({"threads": 1, "device": "cpu"}, options)
     records = [{"epoch": 0, "rho_eff": 9.0, "gamma": 1.0}, {"epoch": 1, "rho_eff": 2.0, "gamma": 0.5}]
     penalized = config.make_method().maximizer.penalized
@@ -81,10 +98,10 @@ def test_seeds_are_one_row_and_everything_else_sets_rows_apart() -> None:
 
 def test_a_row_is_the_mean_over_its_seeds_and_half_of_the_range() -> None:
     made = report(
-        entry({"evaluation": evaluated(0.01, 0.2)}, method="erm"),
-        entry({"evaluation": evaluated(0.04, 0.3)}, method="erm", seed=1),
-        entry({"evaluation": evaluated(0.10, 0.6)}, method="erm", seed=2),
-        entry({"evaluation": evaluated(0.05, 0.1)}, method="spgd", radius=2.0),
+        entry({EVALUATION: evaluated(0.01, 0.2)}, method="erm"),
+        entry({EVALUATION: evaluated(0.04, 0.3)}, method="erm", seed=1),
+        entry({EVALUATION: evaluated(0.10, 0.6)}, method="erm", seed=2),
+        entry({EVALUATION: evaluated(0.05, 0.1)}, method="spgd", radius=2.0),
     )
     table = headline(made)
     assert table.columns == ["method", "clean", "PGD 0.2", "gamma", "E[c]", "rho", "seeds"]
@@ -104,15 +121,15 @@ def test_a_row_is_the_mean_over_its_seeds_and_half_of_the_range() -> None:
 
 
 def test_a_number_that_a_seed_lacks_is_missing_not_guessed() -> None:
-    made = report(entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"), entry(method="erm", seed=1))
+    made = report(entry({EVALUATION: evaluated(0.1, 0.2)}, method="erm"), entry(method="erm", seed=1))
     assert cells(headline(made), 0)[:2] == [MISSING, MISSING]
 
 
 def test_no_best_across_different_data(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     made = report(
-        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
-        entry({"evaluation": evaluated(0.2, 0.3)}, method="erm", data=str(tmp_path / "other")),
+        entry({EVALUATION: evaluated(0.1, 0.2)}, method="erm"),
+        entry({EVALUATION: evaluated(0.2, 0.3)}, method="erm", data=str(tmp_path / "other")),
     )
     assert not any(cell.best for line in headline(made).lines for cell in line.cells)
     (flag,) = made.flags()
@@ -123,32 +140,30 @@ def test_no_best_across_different_data(tmp_path: Path) -> None:
 def test_what_was_measured_differently_is_flagged() -> None:
     other = ASKED | {"restarts": 3}
     made = report(
-        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
-        entry({"evaluation": evaluated(0.1, 0.2, samples=20, asked=other)}, method="fgsm"),
-        entry({"evaluation": evaluated(0.1, 0.2)}, method="wrm"),
+        entry({EVALUATION: evaluated(0.1, 0.2)}, method="erm"),
+        entry({EVALUATION: evaluated(0.1, 0.2, samples=20, asked=other)}, method="fgsm"),
+        entry({EVALUATION: evaluated(0.1, 0.2)}, method="wrm"),
     )
     flags = {flag.check: flag.message for flag in made.flags()}
     assert flags == {
         "same settings": "evaluation: rows were measured with different restarts: 1 for erm, wrm; 3 for fgsm",
         "same samples": "evaluation: rows were measured with different samples: 50 for erm, wrm; 20 for fgsm",
     }
-    same = report(*(entry({"evaluation": evaluated(0.1, 0.2)}, method=name) for name in ("erm", "fgsm")))
+    same = report(*(entry({EVALUATION: evaluated(0.1, 0.2)}, method=name) for name in ("erm", "fgsm")))
     assert same.flags() == []
     assert "All checks passed: errors grow with epsilon;" in to_markdown(same, Path("r.md"))
 
 
-def at(errors: dict[tuple[str, float], float]) -> Measurement:
+def at(errors: dict[tuple[str, float], float]) -> Measurement[Evaluation]:
     """An evaluation of these attacks at these epsilons."""
-    made = evaluated(0.1, 0.2)
-    made.result["attacked"] = [{"attack": a, "epsilon": e, "error": error} for (a, e), error in errors.items()]
-    return made
+    return evaluated(0.1, 0.2, cells=[AttackedError(attack, size, error) for (attack, size), error in errors.items()])
 
 
 def test_rows_are_compared_only_where_all_were_measured() -> None:
     usual = {("worst", 0.1): 0.2, ("worst", 0.3): 0.4, ("pgd", 0.3): 0.4, ("pgd", 0.5): 0.9}
     made = report(
-        entry({"evaluation": at({("worst", 0.5): 0.9, ("pgd", 0.5): 0.8})}, method="spgd", radius=2.0),
-        entry({"evaluation": at(usual)}, method="erm"),
+        entry({EVALUATION: at({("worst", 0.5): 0.9, ("pgd", 0.5): 0.8})}, method="spgd", radius=2.0),
+        entry({EVALUATION: at(usual)}, method="erm"),
     )
     assert headline(made).columns[1:4] == ["clean", "PGD 0.3", "PGD 0.5"]  # the strongest that both share
     assert cells(headline(made), 0)[1:3] == [MISSING, "80.0"]
@@ -162,8 +177,8 @@ def test_rows_are_compared_only_where_all_were_measured() -> None:
 
 def test_rows_that_share_no_attack_have_no_best() -> None:
     made = report(
-        entry({"evaluation": at({("worst", 0.5): 0.9, ("pgd", 0.0): 0.1})}, method="spgd", radius=2.0),
-        entry({"evaluation": at({("worst", 0.3): 0.4, ("pgd", 0.0): 0.2})}, method="erm"),
+        entry({EVALUATION: at({("worst", 0.5): 0.9, ("pgd", 0.0): 0.1})}, method="spgd", radius=2.0),
+        entry({EVALUATION: at({("worst", 0.3): 0.4, ("pgd", 0.0): 0.2})}, method="erm"),
     )
     assert headline(made).columns[1:4] == ["clean", "worst 0.3", "worst 0.5"]
     assert not any(cell.best for line in headline(made).lines for cell in line.cells[1:])
@@ -171,7 +186,7 @@ def test_rows_that_share_no_attack_have_no_best() -> None:
     assert examples(made).reason == "No attack in a ball was measured of all runs, so no examples are shown."
 
 
-def by(attacks: list[str], errors: dict[tuple[str, float], float], restarts: int = 1) -> Measurement:
+def by(attacks: list[str], errors: dict[tuple[str, float], float], restarts: int = 1) -> Measurement[Evaluation]:
     """An evaluation by these attacks, of which only some errors matter."""
     return dataclasses.replace(at(errors), settings=ASKED | {"attacks": attacks, "restarts": restarts})
 
@@ -188,9 +203,9 @@ def test_the_worst_of_few_attacks_does_not_beat_the_worst_of_many() -> None:
     few = by(["fgsm"], {("worst", 0.0): 0.1, ("worst", 0.2): 0.2, ("fgsm", 0.2): 0.2})
     many = by(["pgd", "fgsm"], {("worst", 0.0): 0.1, ("worst", 0.2): 0.3, ("fgsm", 0.2): 0.1, ("pgd", 0.2): 0.3})
     made = report(
-        entry({"evaluation": few}, method="erm"),
-        entry({"evaluation": many}, method="spgd", radius=2.0),
-        entry({"evaluation": many}, method="fgsm"),
+        entry({EVALUATION: few}, method="erm"),
+        entry({EVALUATION: many}, method="spgd", radius=2.0),
+        entry({EVALUATION: many}, method="fgsm"),
     )
     assert leading(headline(made))["worst 0.2"] == []
     worst, fgsm, _ = every_attack(made)
@@ -204,8 +219,8 @@ def test_the_worst_of_few_attacks_does_not_beat_the_worst_of_many() -> None:
 def test_attacks_in_another_norm_do_not_stand_behind_the_worst() -> None:
     errors = {("worst", 0.2): 0.3}
     made = report(
-        entry({"evaluation": by(["fgsm", "pgd"], errors)}, method="erm"),
-        entry({"evaluation": by(["pgd", "pgd-l2", "fgsm"], errors | {("worst-l2", 0.2): 0.1})}, method="fgsm"),
+        entry({EVALUATION: by(["fgsm", "pgd"], errors)}, method="erm"),
+        entry({EVALUATION: by(["pgd", "pgd-l2", "fgsm"], errors | {("worst-l2", 0.2): 0.1})}, method="fgsm"),
     )
     assert leading(headline(made))["worst 0.2"] == ["erm", "fgsm"]
 
@@ -214,9 +229,9 @@ def test_attacks_in_another_norm_do_not_stand_behind_the_worst() -> None:
 def test_one_restart_does_not_beat_three(attack: str) -> None:
     budget = {("wasserstein", 2.0): 0.5}  # an attack that has no restarts
     made = report(
-        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="erm"),
-        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="fgsm"),
-        entry({"evaluation": by(["pgd"], {(attack, 0.2): 0.3} | budget, restarts=3)}, method="fgsm", seed=1),
+        entry({EVALUATION: by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="erm"),
+        entry({EVALUATION: by(["pgd"], {(attack, 0.2): 0.2} | budget)}, method="fgsm"),
+        entry({EVALUATION: by(["pgd"], {(attack, 0.2): 0.3} | budget, restarts=3)}, method="fgsm", seed=1),
     )
     in_ball, wasserstein = every_attack(made)
     assert leading(in_ball) == {"0.2": []}
@@ -231,7 +246,7 @@ def test_rows_that_are_equal_as_printed_are_all_named() -> None:
     def made(**errors: float) -> str:
         rows = {"spgda": {"radius": 2.0}, "drfl": {"radius": 2.0}}
         return summary(
-            report(*(entry({"evaluation": evaluated(0.02, e)}, method=m, **rows.get(m, {})) for m, e in errors.items()))
+            report(*(entry({EVALUATION: evaluated(0.02, e)}, method=m, **rows.get(m, {})) for m, e in errors.items()))
         )
 
     assert made(erm=0.5, spgda=0.15004, fgsm=0.1511, drfl=0.15) == (
@@ -241,19 +256,17 @@ def test_rows_that_are_equal_as_printed_are_all_named() -> None:
     assert made(spgda=0.15, erm=0.15) == "Under PGD at epsilon 0.2, spgda and erm have the lowest error, 15.0 %."
 
 
-def drifted(mean: float, samples: int = 50, *shifts: str) -> Measurement:
+def drifted(mean: float, samples: int = 50, *shifts: str) -> Measurement[ShiftEvaluation]:
     """Errors under these shifts; under two that stand for all without them."""
-    named = [{"shift": shift, "severity": 1, "error": mean} for shift in shifts or ("blur", "contrast")]
-    return Measurement(
-        "", {"shifts": list(shifts) or ["all"]}, {}, {"samples": samples, "shifted": named, "mean": mean}
-    )
+    cells = [ShiftedError(shift, 1, mean) for shift in shifts or ("blur", "contrast")]
+    return Measurement("", {"shifts": list(shifts) or ["all"]}, {}, ShiftEvaluation(samples, 0.0, cells))
 
 
 def test_the_mean_over_few_shifts_does_not_beat_the_mean_over_all() -> None:
     def made(*few: str) -> Report:
         return report(
-            entry({"evaluation": evaluated(0.1, 0.2), "shifts": drifted(0.1, 50, *few)}, method="erm"),
-            entry({"evaluation": evaluated(0.1, 0.2), "shifts": drifted(0.2)}, method="fgsm"),
+            entry({EVALUATION: evaluated(0.1, 0.2), SHIFTS: drifted(0.1, 50, *few)}, method="erm"),
+            entry({EVALUATION: evaluated(0.1, 0.2), SHIFTS: drifted(0.2)}, method="fgsm"),
         )
 
     for few, best in (("blur",), []), (("blur", "contrast"), ["erm"]), ((), ["erm"]):
@@ -265,11 +278,10 @@ def test_the_mean_over_few_shifts_does_not_beat_the_mean_over_all() -> None:
 
 @pytest.mark.parametrize("form", [to_html, to_markdown])
 def test_the_errors_say_what_is_behind_the_shifted_ones_where_it_is_not_all_shifts_of_all_samples(form: Any) -> None:
-    def said(*shifts: Measurement | None) -> str:
+    def said(*shifts: Measurement[ShiftEvaluation] | None) -> str:
         rows = zip(("erm", "fgsm", "wrm"), shifts, strict=False)
         entries = [
-            entry({"evaluation": evaluated(0.1, 0.2)} | ({"shifts": one} if one else {}), method=name)
-            for name, one in rows
+            entry({EVALUATION: evaluated(0.1, 0.2)} | ({SHIFTS: one} if one else {}), method=name) for name, one in rows
         ]
         (caption,) = re.findall(
             r"(?m)^(?:<caption>)?Error in percent( \(.*?)?(?:</caption>|:$)", form(report(*entries), Path("r"))
@@ -289,12 +301,12 @@ def test_the_errors_say_what_is_behind_the_shifted_ones_where_it_is_not_all_shif
 
 
 def test_flags_of_a_measurement_name_the_run_they_are_about() -> None:
-    against = [{"check": "gradients", "message": "the <b>gradients</b> | vanish"}]
+    against = [Flag("gradients", "the <b>gradients</b> | vanish")]
     made = report(
-        entry({"evaluation": evaluated(0.1, 0.2)}, method="erm"),
-        entry({"evaluation": evaluated(0.1, 0.2, flags=against)}, method="erm", seed=1),
+        entry({EVALUATION: evaluated(0.1, 0.2)}, method="erm"),
+        entry({EVALUATION: evaluated(0.1, 0.2, flags=against)}, method="erm", seed=1),
     )
-    assert [dataclasses.astuple(flag) for flag in made.flags()] == [
+    assert [(flag.where, flag.check, flag.message) for flag in made.flags()] == [
         ("erm, seed 1", "gradients", "the <b>gradients</b> | vanish")
     ]
     page = to_markdown(made, Path("r.md"))
@@ -303,23 +315,18 @@ def test_flags_of_a_measurement_name_the_run_they_are_about() -> None:
 
 
 def test_the_worst_attack_leads_where_it_was_measured() -> None:
-    one = evaluated(0.1, 0.2)
-    one.result["attacked"].append({"attack": "worst", "epsilon": 0.2, "error": 0.25})
-    made = report(entry({"evaluation": one}, method="erm"))
+    one = at({("pgd", 0.0): 0.1, ("pgd", 0.2): 0.2, ("worst", 0.2): 0.25})
+    made = report(entry({EVALUATION: one}, method="erm"))
     assert headline(made).columns[2] == "worst 0.2"
     assert cells(headline(made), 0)[1] == "25.0"
 
 
 def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
-    def certified(low: float, high: float, status: str) -> Measurement:
-        found = {"radius": 1.0, "bound": high, "attained": low, "gamma": None, "rho_hat": 1.0, "status": status}
-        return Measurement("", {"radii": [1.0]}, {}, {"samples": 9, "certificates": [found]})
-
-    judged = {"epsilon": 0.2, "samples": 9, "ours": 0.2, "referee": 0.25, "attacks": {"apgd-ce": 0.25}, "flags": []}
+    judged = Audit(epsilon=0.2, samples=9, clean=0.1, ours=0.2, referee=0.25, attacks={"apgd-ce": 0.25})
     made = report(
-        entry({"certificates": certified(1.0, 3.0, "proved")}, method="erm"),
-        entry({"certificates": certified(2.0, 4.0, "estimated")}, method="erm", seed=1),
-        entry({"audit": Measurement("", {"epsilon": 0.2}, {}, judged)}, method="fgsm"),
+        entry({CERTIFICATES: certified(1.0, 3.0, "proved")}, method="erm"),
+        entry({CERTIFICATES: certified(2.0, 4.0, "estimated")}, method="erm", seed=1),
+        entry({AUDIT: Measurement("", {"epsilon": 0.2}, {}, judged)}, method="fgsm"),
     )
     table, judgment = certificates(made), audits(made)
     assert table is not None
@@ -336,13 +343,11 @@ def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
 
 @pytest.mark.parametrize("form", [to_html, to_markdown])
 def test_certificates_and_shifts_say_their_samples_where_these_are_others(form: Any) -> None:
-    def page(certified: int, shifted: int) -> str:
-        bound = {"radius": 1.0, "bound": 2.0, "attained": 1.0, "gamma": None, "rho_hat": 1.0, "status": "proved"}
-        moved = {"shifted": [{"shift": "blur", "severity": 1, "error": 0.5}], "mean": 0.5}
-        measured: dict[Kind, Measurement] = {
-            "evaluation": evaluated(0.1, 0.2, samples=360),
-            "certificates": Measurement("", {"radii": [1.0]}, {}, {"samples": certified, "certificates": [bound]}),
-            "shifts": Measurement("", {"shifts": ["blur"]}, {}, {"samples": shifted, **moved}),
+    def page(with_bounds: int, shifted: int) -> str:
+        measured: dict[Kind[Any], Measurement[Any]] = {
+            EVALUATION: evaluated(0.1, 0.2, samples=360),
+            CERTIFICATES: certified(1.0, 2.0, "proved", with_bounds),
+            SHIFTS: drifted(0.5, shifted, "blur"),
         }
         return str(form(report(entry(measured, method="erm")), Path("r")))
 
@@ -358,9 +363,8 @@ def test_certificates_and_shifts_say_their_samples_where_these_are_others(form: 
 
 
 def test_without_an_attack_in_a_ball_only_the_clean_error_leads() -> None:
-    one = evaluated(0.1, 0.2)
-    one.result["attacked"] = [{"attack": "wasserstein", "epsilon": 2.0, "error": 0.5, "mean_cost": 1.9}]
-    made = report(entry({"evaluation": one}, method="erm"), entry({"evaluation": one}, method="fgsm"))
+    one = at({("wasserstein", 2.0): 0.5})
+    made = report(entry({EVALUATION: one}, method="erm"), entry({EVALUATION: one}, method="fgsm"))
     assert headline(made).columns[:3] == ["method", "clean", "gamma"]
     assert summary(made) == ""
     assert examples(made).reason == "No attack in a ball was measured, so no examples are shown."
@@ -369,11 +373,10 @@ def test_without_an_attack_in_a_ball_only_the_clean_error_leads() -> None:
     assert "<title>fgsm, Wasserstein 2: 50.0 %</title>" in chart.svg
 
 
-@pytest.mark.parametrize("cell", [{"attack": "wasserstein", "epsilon": 2.0}, {"attack": "pgd", "epsilon": 0.0}])
-def test_that_no_attack_in_a_ball_was_measured_is_said_and_no_check_of_one_passed(cell: dict[str, Any]) -> None:
-    one = evaluated(0.1, 0.2)
-    one.result["attacked"] = [cell | {"error": 0.1, "mean_cost": 1.9}]
-    page = to_markdown(report(entry({"evaluation": one}, method="erm")), Path("r.md"))
+@pytest.mark.parametrize("cell", [("wasserstein", 2.0), ("pgd", 0.0)])
+def test_that_no_attack_in_a_ball_was_measured_is_said_and_no_check_of_one_passed(cell: tuple[str, float]) -> None:
+    one = at({cell: 0.1})
+    page = to_markdown(report(entry({EVALUATION: one}, method="erm")), Path("r.md"))
     said = "no attack in a ball was measured of it; run rhobust evaluate runs/a for that"
     assert f"- **attacked errors** (erm): {said}\n" in page
     assert "All checks passed" not in page
@@ -472,8 +475,8 @@ def test_the_training_command_gives_the_same_settings(options: dict[str, Any]) -
 
 
 def test_the_measuring_commands_say_what_was_asked() -> None:
-    shifts = Measurement("", {"shifts": ["all"], "seed": 0}, {}, {"samples": 50, "shifted": [], "mean": 0.1})
-    _, evaluate, drift = commands(entry({"evaluation": evaluated(0.1, 0.2), "shifts": shifts}, method="erm"))
+    shifts = dataclasses.replace(drifted(0.1), settings={"shifts": ["all"], "seed": 0})
+    _, evaluate, drift = commands(entry({EVALUATION: evaluated(0.1, 0.2), SHIFTS: shifts}, method="erm"))
     asked = "--attacks pgd --epsilons 0,0.2 --restarts 1 --seed 0 --samples 50"
     assert evaluate == f"rhobust evaluate runs/a {asked}"
     assert drift == "rhobust evaluate runs/a --attacks '' --shifts all --seed 0 --samples 50"

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 import rhobust
 from rhobust.corruptions import CORRUPTIONS
-from rhobust.data import DataSet, Samples, digits
+from rhobust.data import digits
 from rhobust.errors import ConfigError, DataError
 from rhobust.models import mlp
+from rhobust.samples import DataSet, Samples
 from rhobust.shifts import (
     EXPONENTS,
     SHIFTS,

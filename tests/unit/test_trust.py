@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import rhobust
-from rhobust.data import DataSet, Samples, digits
+from rhobust.data import digits
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.models import build_model
+from rhobust.samples import DataSet, Samples
 from rhobust.trust import CHECKS, falling, learned, outside
 
 LOSS = partial(cross_entropy, reduction="none")

@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from rhobust.audit import OURS, RESTARTS, SQUARE
-from rhobust.commands.shared import Quiet, check_output, check_seed, measuring, show_flags, show_kept
+from rhobust.commands.shared import Quiet, check_output, check_seed, measuring, show_flags, warn_unkept
 from rhobust.console import OUT, say, show
 from rhobust.files import write_json
-from rhobust.measurements import Subject, measure_audit
+from rhobust.measurements import TrainedRun, measure_audit
 from rhobust.runs import Run
 
 
@@ -29,24 +29,24 @@ def audit(
     check_seed(seed)
     check_output("--json", json)
     with measuring("auditing") as tell:
-        subject = Subject.of(Run.find(run))
+        trained = TrainedRun.of(Run.find(run))
         made = measure_audit(
-            subject, epsilon=epsilon, samples=samples, seed=seed, done=lambda part: tell(f"{part} done")
+            trained, epsilon=epsilon, samples=samples, seed=seed, done=lambda part: tell(f"{part} done")
         )
-    show_kept(quiet, made)
+    warn_unkept(made)
     if not quiet:
         found = made.result
-        say(OUT, f"error in percent on {found['samples']} test samples of {run} at epsilon {epsilon:g}")
+        say(OUT, f"error in percent on {found.samples} test samples of {run} at epsilon {epsilon:g}")
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("attacked by", no_wrap=True)
         table.add_column("error", justify="right", no_wrap=True)
-        table.add_row("nobody", f"{100 * found['clean']:.2f}")
-        table.add_row(f"us: {', '.join(OURS)}, {RESTARTS} restarts", f"{100 * found['ours']:.2f}", end_section=True)
-        for number, (name, error) in enumerate(found["attacks"].items()):
+        table.add_row("nothing", f"{100 * found.clean:.2f}")
+        table.add_row(f"us: {', '.join(OURS)}, {RESTARTS} restarts", f"{100 * found.ours:.2f}", end_section=True)
+        for number, (name, error) in enumerate(found.attacks.items()):
             table.add_row(f"{'and' if number else 'the referee:'} {name}", f"{100 * error:.2f}")
         show(table)
-        if SQUARE not in found["attacks"]:
+        if SQUARE not in found.attacks:
             say(OUT, "the referee's squares are for images (channels, height, width), and were left out")
-        show_flags(found["flags"])
+        show_flags(found.flags)
     if json is not None:
         write_json(json, made.to_json())

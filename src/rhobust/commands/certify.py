@@ -10,10 +10,11 @@ from rich import box
 from rich.table import Table
 
 from rhobust import figures
-from rhobust.commands.shared import Quiet, check_output, measuring, numbers, show_kept, words
+from rhobust.commands.shared import Quiet, check_output, measuring, numbers, warn_unkept, words
 from rhobust.console import OUT, say, show
 from rhobust.files import write_json
-from rhobust.measurements import LINF_RADII, RADII, Subject, measure_certificates
+from rhobust.measurements import LINF_RADII, RADII, TrainedRun, measure_certificates
+from rhobust.report.figures import certificate_panel
 from rhobust.runs import Run
 
 
@@ -34,29 +35,24 @@ def certify(
     figures.check_path(figure)
     check_output("--json", json)
     grid = None if radii is None else numbers("--radii", radii)
-    subject = Subject.of(Run.find(run))
+    trained = TrainedRun.of(Run.find(run))
     with measuring("certifying") as tell:
-        made = measure_certificates(subject, radii=grid, samples=samples, done=lambda part: tell(f"{part} done"))
-    show_kept(quiet, made)
-    rows = made.result["certificates"]
+        made = measure_certificates(trained, radii=grid, samples=samples, done=lambda part: tell(f"{part} done"))
+    warn_unkept(made)
+    found = made.result
     if not quiet:
-        say(
-            OUT,
-            f"worst expected loss over the ball of radius rho around {made.result['samples']} test samples of {run}",
-        )
+        say(OUT, f"worst expected loss over the ball of radius rho around {found.samples} test samples of {run}")
         table = Table(box=box.SIMPLE_HEAD)
         for column in ("rho", "bound", "status", "attained", "gap", "gamma", "rho_hat"):
             table.add_column(column, justify="right", no_wrap=True)
-        for row in rows:
-            shown = [
-                f"{row[key]:.4g}" if row[key] is not None else "inf" for key in ("attained", "gap", "gamma", "rho_hat")
-            ]
-            table.add_row(f"{row['radius']:g}", f"{row['bound']:.4g}", row["status"], *shown)
+        for one in found.certificates:
+            shown = [f"{value:.4g}" for value in (one.attained, one.gap, one.gamma, one.rho_hat)]
+            table.add_row(f"{one.radius:g}", f"{one.bound:.4g}", one.status, *shown)
         show(table)
         say(OUT, "rho_hat: the radius at which this gamma's bound is tight, E[c] of its sup; gap: bound less attained")
-        for reason in dict.fromkeys(row["reason"] for row in rows if row["status"] == "estimated"):
+        for reason in dict.fromkeys(one.reason for one in found.certificates if one.status == "estimated"):
             say(OUT, f"estimated, so the bound is an estimate and not a bound: {reason}")
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:
-        figures.save(figures.certificate_curve(rows, subject.model.config.name), figure)
+        certificate_panel(trained.model.config.name, trained.model.config.name, found).save(figure)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -21,16 +20,18 @@ from rhobust.commands.shared import (
     names,
     numbers,
     show_flags,
-    show_kept,
+    warn_unkept,
     words,
 )
 from rhobust.console import OUT, say, show
 from rhobust.errors import ConfigError
-from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
+from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, WASSERSTEIN, WORST, Evaluation
 from rhobust.files import write_json
-from rhobust.measurements import Measurement, Subject, measure_errors, measure_shifts
+from rhobust.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
+from rhobust.report.figures import shift_panel
+from rhobust.report.rows import Spread
 from rhobust.runs import Run
-from rhobust.shifts import SHIFTS, find_shifts
+from rhobust.shifts import SHIFTS, ShiftEvaluation, find_shifts
 
 
 def evaluate(
@@ -57,21 +58,22 @@ def evaluate(
     figures.check_path(figure)
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
-    subject = Subject.of(Run.find(run))
+    trained = TrainedRun.of(Run.find(run))
     if shifts:  # all that can be refused, before anything is measured and put in place of what was
-        find_shifts(names(shifts), subject.data)
-    beside = Subject.of(Run.find(baseline)) if baseline else None
-    if beside and beside.data.test.digest() != subject.data.test.digest():
-        raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {subject.data.name}"])
-    made: dict[str, Measurement] = {}
+        find_shifts(names(shifts), trained.data)
+    beside = TrainedRun.of(Run.find(baseline)) if baseline else None
+    if beside and beside.test_digest != trained.test_digest:
+        raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {trained.data.name}"])
+    errors: Measurement[Evaluation] | None = None
+    shifted: dict[str, Measurement[ShiftEvaluation]] = {}
     with measuring("evaluating") as tell:
 
         def done(part: str) -> None:
             tell(f"{part} done")
 
         if names(attacks) or budgets or not shifts:
-            made["errors"] = measure_errors(
-                subject,
+            errors = measure_errors(
+                trained,
                 attacks=names(attacks),
                 epsilons=numbers("--epsilons", epsilons),
                 budgets=numbers("--budgets", budgets),
@@ -80,82 +82,75 @@ def evaluate(
                 seed=seed,
                 done=done,
             )
-        if shifts:
-            made["shifts"] = measure_shifts(subject, shifts=names(shifts), samples=samples, seed=seed, done=done)
-        if beside:
-            made["baseline"] = measure_shifts(beside, shifts=names(shifts), samples=samples, seed=seed, done=done)
-    show_kept(quiet, *made.values())
+        for name, one in {"shifts": trained, "baseline": beside}.items() if shifts else ():
+            if one:
+                shifted[name] = measure_shifts(one, shifts=names(shifts), samples=samples, seed=seed, done=done)
+    made: dict[str, Measurement[Any]] = ({"errors": errors} if errors else {}) | shifted
+    warn_unkept(*made.values())
     if not quiet:
-        if "errors" in made:
-            _show_errors(made["errors"].result, run)
-        if "shifts" in made:
-            _show_shifts(made["shifts"].result, made["baseline"].result if baseline else None, run)
+        if errors:
+            _show_errors(errors.result, run)
+        if shifted:
+            _show_shifts([one.result for one in shifted.values()], run)
     if figure is not None:
-        shown = {subject.model.config.name: made["shifts"].result}
+        drawn = {trained.model.config.name: shifted["shifts"].result}
         if beside:
-            shown |= {f"{beside.model.config.name}, baseline": made["baseline"].result}
-        means = {name: result["mean"] for name, result in shown.items()}
-        figures.save(figures.shift_curves({name: _by_shift(result) for name, result in shown.items()}, means), figure)
+            drawn |= {f"{beside.model.config.name}, baseline": shifted["baseline"].result}
+        _draw_shifts(drawn, figure)
     if json is not None:
-        write_json(json, made["errors"].to_json() if set(made) == {"errors"} else _all(made))
+        alone = list(made) == ["errors"]
+        write_json(json, made["errors"].to_json() if alone else {name: one.to_json() for name, one in made.items()})
 
 
-def _all(made: Mapping[str, Measurement]) -> dict[str, Any]:
-    return {kind: measurement.to_json() for kind, measurement in made.items()}
-
-
-def _show_errors(result: Mapping[str, Any], run: Path) -> None:
+def _show_errors(found: Evaluation, run: Path) -> None:
     """Attacks in columns, epsilons in rows, and a line for each Wasserstein budget."""
-    say(OUT, f"error in percent on {result['samples']} test samples of {run}")
-    cells = {(cell["attack"], cell["epsilon"]): cell for cell in result["attacked"]}
-    balls = dict.fromkeys(attack for attack, _ in cells if attack != "wasserstein")
+    say(OUT, f"error in percent on {found.samples} test samples of {run}")
+    balls = found.in_balls
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("epsilon", *balls):
         table.add_column(column, justify="right", no_wrap=True)
-    for epsilon in dict.fromkeys(epsilon for attack, epsilon in cells if attack in balls):
-        table.add_row(f"{epsilon:g}", *(_percent(cells[attack, epsilon]["error"]) for attack in balls))
+    for epsilon in dict.fromkeys(epsilon for cells in balls.values() for epsilon in cells):
+        table.add_row(f"{epsilon:g}", *(_percent(cells[epsilon].error) for cells in balls.values()))
     if balls:
         show(table)
-    for (attack, budget), cell in cells.items():
-        if attack == "wasserstein":
-            spent = f"E[c] = {cell['mean_cost']:.4g} of {budget:g}"
-            say(OUT, f"wasserstein attack, {spent}: error {_percent(cell['error'])}")
-    show_flags(result["flags"])
-    named = [attack for attack in balls if not attack.startswith("worst")]
+    for budget, cell in found.grid.get(WASSERSTEIN, {}).items():
+        spent = f"E[c] = {cell.mean_cost:.4g} of {budget:g}"
+        say(OUT, f"wasserstein attack, {spent}: error {_percent(cell.error)}")
+    show_flags(found.flags)
+    named = [attack for attack in balls if attack not in WORST.values()]
     if named and only_weak(named):
         say(
             OUT,
             f"only {', '.join(named)} stand behind these errors: stronger attacks find more. Drop --attacks for those",
         )
-    elif not result["flags"]:
-        say(OUT, f"no reason to doubt it: {', '.join(result['checked'])} were checked")
+    elif not found.flags:
+        say(OUT, f"no reason to doubt it: {', '.join(found.checked)} were checked")
 
 
-def _show_shifts(result: Mapping[str, Any], baseline: Mapping[str, Any] | None, run: Path) -> None:
-    """Shifts in rows, severities in columns, their mean, and the baseline's."""
-    say(
-        OUT,
-        f"error in percent on {result['samples']} shifted test samples of {run} (clean: {_percent(result['clean'])})",
-    )
-    own, other = _by_shift(result), _by_shift(baseline) if baseline else {}
-    severities = sorted({severity for cells in own.values() for severity in cells})
+def _show_shifts(found: Sequence[ShiftEvaluation], run: Path) -> None:
+    """Shifts in rows, severities in columns, their mean, and the baseline's, which comes second."""
+    own = found[0]
+    say(OUT, f"error in percent on {own.samples} shifted test samples of {run} (clean: {_percent(own.clean)})")
+    severities = sorted({severity for cells in own.by_shift.values() for severity in cells})
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("shift", *map(str, severities), "mean", *(["baseline"] if baseline else [])):
+    for column in ("shift", *map(str, severities), *("mean", "baseline")[: len(found)]):
         table.add_column(column, justify="left" if column == "shift" else "right", no_wrap=True)
-    for shift, cells in own.items():
+    for shift, cells in own.by_shift.items():
         row = [_percent(cells[severity]) if severity in cells else "" for severity in severities]
-        means = [fmean(found.values()) for found in (cells, other.get(shift)) if found]
-        table.add_row(shift, *row, *map(_percent, means), end_section=shift == list(own)[-1])
-    overall = [_percent(found["mean"]) for found in (result, baseline) if found]
-    table.add_row("mean over shifts", *[""] * len(severities), *overall)
+        means = [_percent(one.means[shift]) for one in found]
+        table.add_row(shift, *row, *means, end_section=shift == list(own.by_shift)[-1])
+    table.add_row("mean over shifts", *[""] * len(severities), *(_percent(one.mean) for one in found))
     show(table)
 
 
-def _by_shift(result: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for cell in result["shifted"]:
-        found.setdefault(cell["shift"], {})[cell["severity"]] = cell["error"]
-    return found
+def _draw_shifts(found: Mapping[str, ShiftEvaluation], path: Path) -> None:
+    """The mean error of each name under every shift, and over them."""
+    drawn: list[tuple[str, dict[str, Any], dict[str, Spread]]] = []
+    for name, one in found.items():
+        style = figures.style(name) | ({"markerfacecolor": "none"} if drawn else {})
+        errors = one.means | {"mean over shifts": one.mean}
+        drawn.append((name, style, {shift: Spread((error,)) for shift, error in errors.items()}))
+    shift_panel(list(drawn[0][2]), drawn).save(path)
 
 
 def _percent(error: float) -> str:

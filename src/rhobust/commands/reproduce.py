@@ -10,7 +10,7 @@ import typer
 from rhobust.commands.shared import Quiet
 from rhobust.console import ERR, OUT, say
 from rhobust.errors import ConfigError, RhobustError, unknown
-from rhobust.files import alone_in, write_json
+from rhobust.files import exclusive, write_json
 
 _FIGURES = [f"figure{number}" for number in range(1, 6)]
 _WHAT = [*_FIGURES, "all", "deployed", "draw"]
@@ -58,7 +58,7 @@ def _run(figures: list[str], out: Path, seeds: int, quick: bool, workers: int | 
     from rhobust.reproduction.session import Session
     from rhobust.reproduction.store import Store
 
-    with alone_in(out):
+    with exclusive(out):
         store = Store(out, QUICK if quick else FULL)
         try:
             failed = Session(store, figures, seeds, workers).run(ERR, quiet)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rhobust.checks import seed_problems
 from rhobust.console import ERR, OUT, say
 from rhobust.errors import ConfigError
-from rhobust.measurements import Measurement
-from rhobust.runs import Run
+from rhobust.measurements import KINDS, Measurement
+from rhobust.runs import FILES, Run
+from rhobust.trust import Flag
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+_OF_A_RUN = {*FILES, *(kind.file for kind in KINDS)}
 
 
 def check_output(option: str, path: Path | None) -> None:
     """Refuse to write over a file of a run, or where one will be."""
-    if path is not None and Run(path.resolve().parent).owns(path.name):
+    if path is not None and path.name in _OF_A_RUN and Run(path.resolve().parent).config_path.exists():
         raise ConfigError([f"{option} {path} is a file of a run; choose another name"])
 
 
@@ -43,13 +45,11 @@ def check_seed(seed: int) -> None:
         raise ConfigError(problems)
 
 
-def show_kept(quiet: bool, *made: Measurement) -> None:
-    """Measurements that could not be written beside their model, or not in the usual place."""
+def warn_unkept(*made: Measurement[Any]) -> None:
+    """Say which measurements could not be written beside their model."""
     for one in made:
         if one.unkept:
             say(ERR, f"warning: {one.unkept}. The numbers are what was measured, and were not kept there")
-        if one.note and not quiet:
-            say(ERR, one.note)
 
 
 @contextmanager
@@ -63,10 +63,10 @@ def measuring(what: str) -> Iterator[Callable[[str], None]]:
             raise
 
 
-def show_flags(flags: Sequence[dict[str, str]]) -> None:
+def show_flags(flags: Sequence[Flag]) -> None:
     """Reasons not to trust a number, under the number."""
     for flag in flags:
-        say(OUT, f"NOT TO BE TRUSTED ({flag['check']}): {flag['message']}")
+        say(OUT, f"NOT TO BE TRUSTED ({flag.check}): {flag.message}")
 
 
 def show_run(run: Run, before: bool) -> None:

@@ -7,46 +7,43 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from rhobust.attacks import only_weak
 from rhobust.config import Config
 from rhobust.errors import ConfigError, DataError, Refused, RunError
+from rhobust.evaluate import WASSERSTEIN, WORST
 from rhobust.measurements import (
+    AUDIT,
+    CERTIFICATES,
+    EVALUATION,
+    KINDS,
     Done,
     Kind,
     Measurement,
-    Subject,
+    TrainedRun,
     kept,
-    measure_certificates,
-    measure_errors,
-    measure_shifts,
     usual_radii,
 )
 from rhobust.report.rows import Entry, Row, rows_of, telling
 from rhobust.runs import Run
+from rhobust.trust import Flag
 from rhobust.version import __version__
 
 # Strongest first: the attack whose errors lead the report is the first of these that was measured.
-_STRONGEST = ("worst", "pgd", "ifgsm", "fgsm")
+_STRONGEST = (WORST[math.inf], "pgd", "ifgsm", "fgsm")
 _MOST_CERTIFIED = 200
 COMPARABLE = ("same data", "same samples", "same settings")
 """Checks across rows, beside those that each evaluation makes of itself (`trust.CHECKS`)."""
-_MEASURES: dict[Kind, Callable[[Subject, int, Done], Measurement]] = {
-    "evaluation": lambda subject, samples, done: measure_errors(subject, samples=samples, done=done),
-    "shifts": lambda subject, samples, done: measure_shifts(subject, samples=samples, done=done),
-    "certificates": lambda subject, samples, done: measure_certificates(subject, samples=samples, done=done),
-}
+_MEASURED = [kind for kind in KINDS if kind is not AUDIT]  # what a report measures where it is missing
 _Trait = TypeVar("_Trait", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Flag:
+class ReportFlag(Flag):
     """A reason not to trust, or not to compare, numbers of some rows."""
 
     where: str
-    check: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -74,16 +71,17 @@ class Report:
         """Every attack that was measured with its epsilons, in order; zero, the clean error, included."""
         found: dict[str, set[float]] = {}
         for entry in self.entries:
-            for cell in (entry.result("evaluation") or {}).get("attacked", []):
-                found.setdefault(cell["attack"], set()).add(cell["epsilon"])
-        worst_first = sorted(found, key=lambda attack: not attack.startswith("worst"))
+            if evaluation := entry.result(EVALUATION):
+                for attack, cells in evaluation.grid.items():
+                    found.setdefault(attack, set()).update(cells)
+        worst_first = sorted(found, key=lambda attack: attack not in WORST.values())
         return {attack: sorted(found[attack]) for attack in worst_first}
 
     def in_balls(self) -> dict[str, list[float]]:
         """Of the grid, the attacks in a ball with the epsilons above zero, the strongest first."""
         sizes = {attack: [epsilon for epsilon in epsilons if epsilon] for attack, epsilons in self.grid().items()}
         order = dict.fromkeys((*_STRONGEST, *sizes))
-        return {attack: sizes[attack] for attack in order if attack != "wasserstein" and sizes.get(attack)}
+        return {attack: sizes[attack] for attack in order if attack != WASSERSTEIN and sizes.get(attack)}
 
     def shared_balls(self) -> dict[str, list[float]]:
         """Of those, what was measured of every row: only there are rows compared."""
@@ -132,41 +130,45 @@ class Report:
         """Whether the mean over shifts is over the same ones in all rows."""
         return len(self.names_by(lambda entry: entry.shifts)) == 1
 
-    def flags(self) -> list[Flag]:
+    def flags(self) -> list[ReportFlag]:
         """What the evaluations and audits say against themselves, and what speaks against comparing them."""
         found = []
         for row in self.rows:
             for entry in row.entries:
                 where = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
                 found += self._weak(where, entry)
-                for made in entry.measured.values():
-                    found += [Flag(where, flag["check"], flag["message"]) for flag in made.result.get("flags", [])]
+                judged = [entry.result(EVALUATION), entry.result(AUDIT)]
+                flags = [flag for result in judged if result for flag in result.flags]
+                found += [ReportFlag(flag.check, flag.message, where) for flag in flags]
         return self._incomparable() + found
 
-    def _weak(self, where: str, entry: Entry) -> list[Flag]:
+    def _weak(self, where: str, entry: Entry) -> list[ReportFlag]:
         """Errors that only weak attacks stand behind, or none in a ball."""
-        if "evaluation" not in entry.measured:
+        found = entry.result(EVALUATION)
+        if found is None:
             return []
-        asked = entry.measured["evaluation"].settings.get("attacks", [])
-        cells = entry.measured["evaluation"].result["attacked"]
-        if not any(cell["attack"] != "wasserstein" and cell["epsilon"] for cell in cells):
-            again = f"rhobust evaluate {entry.run.path}"
-            return [Flag(where, "attacked errors", f"no attack in a ball was measured of it; run {again} for that")]
+        again = f"rhobust evaluate {entry.run.path}"
+        if not any(epsilon for cells in found.in_balls.values() for epsilon in cells):
+            message = f"no attack in a ball was measured of it; run {again} for that"
+            return [ReportFlag("attacked errors", message, where)]
+        asked = entry.asked(EVALUATION).get("attacks", [])
         if not asked or not only_weak(asked):
             return []
-        again = f"rhobust evaluate {entry.run.path} for stronger ones"
-        return [Flag(where, "strong attacks", f"only {', '.join(asked)} stand behind its errors; run {again}")]
+        message = f"only {', '.join(asked)} stand behind its errors; run {again} for stronger ones"
+        return [ReportFlag("strong attacks", message, where)]
 
-    def _incomparable(self) -> list[Flag]:
+    def _incomparable(self) -> list[ReportFlag]:
         """Settings of the measurements in which rows differ."""
         found = []
         if len(self.data) > 1:
-            found.append(
-                Flag("all rows", "same data", f"rows were trained and measured on {' and on '.join(self.data)}")
-            )
-        for kind in get_args(Kind):
+            message = f"rows were trained and measured on {' and on '.join(self.data)}"
+            found.append(ReportFlag("same data", message, "all rows"))
+        for kind in KINDS:
             asked = [
-                (row.name, _asked(entry, kind)) for row in self.rows for entry in row.entries if kind in entry.measured
+                (row.name, _comparable(entry, kind))
+                for row in self.rows
+                for entry in row.entries
+                if kind in entry.measured
             ]
             for key in dict.fromkeys(key for _, settings in asked for key in settings):
                 values: dict[str, dict[str, None]] = {}
@@ -175,23 +177,23 @@ class Report:
                 if len(values) > 1:
                     each = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
                     check = "same samples" if key == "samples" else "same settings"
-                    found.append(Flag("all rows", check, f"{kind}: rows were measured with different {key}: {each}"))
+                    message = f"{kind.name}: rows were measured with different {key}: {each}"
+                    found.append(ReportFlag(check, message, "all rows"))
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Every number, run by run, with the rows they make."""
         return {
             "rhobust": __version__,
-            "flags": [asdict(flag) for flag in self.flags()],
+            "flags": [{"where": flag.where, **asdict(flag)} for flag in self.flags()],
             "rows": [{"name": row.name, "runs": [entry.to_json() for entry in row.entries]} for row in self.rows],
         }
 
 
-def _asked(entry: Entry, kind: Kind) -> dict[str, Any]:
+def _comparable(entry: Entry, kind: Kind[Any]) -> dict[str, Any]:
     """How an entry was measured, as far as others must have been measured so, too."""
-    one = entry.measured[kind]
-    found = {**one.settings, "samples": one.result.get("samples")}
-    if kind == "certificates":  # at its own radius besides, and in balls of its own cost
+    found = {**entry.asked(kind), "samples": entry.measured[kind].result.samples}
+    if kind is CERTIFICATES:  # at its own radius besides, and in balls of its own cost
         own, usual = entry.config.radius, usual_radii(entry.config)
         found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in usual]
         found["cost"] = entry.config.cost
@@ -214,11 +216,11 @@ def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None)
             twice.append(f"{run.path} and {other.path} are the same run: equal settings, equal seed")
     if twice:
         raise ConfigError(twice)
-    before = [{kind: made for kind in get_args(Kind) if (made := kept(run, kind)) is not None} for run in runs]
-    used: dict[Kind, int] = {}
-    for kind in _MEASURES:
-        usual = min(samples, _MOST_CERTIFIED) if kind == "certificates" else samples
-        used[kind] = max((one[kind].result["samples"] for one in before if kind in one), default=usual)
+    before = [{kind: made for kind in KINDS if (made := kept(run, kind)) is not None} for run in runs]
+    used: dict[Kind[Any], int] = {}
+    for kind in _MEASURED:
+        usual = min(samples, _MOST_CERTIFIED) if kind is CERTIFICATES else samples
+        used[kind] = max((one[kind].result.samples for one in before if kind in one), default=usual)
     entries = [
         _entry(run, config, gamma, made, used, done) for (run, config, gamma), made in zip(found, before, strict=True)
     ]
@@ -229,22 +231,22 @@ def _entry(
     run: Run,
     config: Config,
     gamma: float,
-    measured: dict[Kind, Measurement],
-    samples: Mapping[Kind, int],
+    measured: dict[Kind[Any], Measurement[Any]],
+    samples: Mapping[Kind[Any], int],
     done: Done | None,
 ) -> Entry:
-    refused: dict[Kind, str] = {}
-    missing = [kind for kind in _MEASURES if kind not in measured]
+    refused: dict[Kind[Any], str] = {}
+    missing = [kind for kind in samples if kind not in measured]
     if missing:
-        subject = Subject.of(run)
+        trained = TrainedRun.of(run)
         for kind in missing:
 
-            def finished(part: str, kind: Kind = kind) -> None:
+            def finished(part: str, kind: Kind[Any] = kind) -> None:
                 if done:
-                    done(f"{run.path}: {kind}, {part} done")
+                    done(f"{run.path}: {kind.name}, {part} done")
 
             try:
-                measured[kind] = _MEASURES[kind](subject, samples[kind], finished)
+                measured[kind] = kind.measure(trained, samples=samples[kind], done=finished)
             except (Refused, DataError) as reason:
                 refused[kind] = str(reason)
     try:
@@ -253,6 +255,6 @@ def _entry(
         raise RunError(f"{run.path / 'environment.json'} is damaged; put back the file") from None
     records = run.metrics()
     if not records:
-        raise RunError(f"{run.path} has no metrics; without them nobody knows what its training spent")
+        raise RunError(f"{run.path} has no metrics, which say what its training spent; put back metrics.jsonl")
     price = gamma if config.make_method().maximizer.penalized else None
     return Entry(run, config, environment, records, price, measured, refused)

@@ -11,24 +11,18 @@ from typing import Any
 
 from rhobust.config import Config
 from rhobust.federation import Federation
-from rhobust.measurements import Kind
+from rhobust.measurements import KINDS, SHIFTS, Kind
 from rhobust.report import Report
 from rhobust.report.rows import Entry
 from rhobust.toml import parse_overrides, typed
 
-_COMMANDS: dict[Kind, str] = {
-    "evaluation": "evaluate",
-    "shifts": "evaluate",
-    "certificates": "certify",
-    "audit": "audit",
-}
 # What a reader looks for first is said even where it is the default.
 _ALWAYS = ("data", "model", "method", "rounds")  # rounds make it a federation
 
 
 def commands(entry: Entry) -> list[str]:
     """Train the run again and measure what was measured, in a shell."""
-    return [training(entry), *(_measuring(entry, kind) for kind in _COMMANDS if kind in entry.measured)]
+    return [training(entry), *(_measuring(entry, kind) for kind in KINDS if kind in entry.measured)]
 
 
 def training(entry: Entry) -> str:
@@ -54,13 +48,12 @@ def reporting(report: Report, out: Path, form: str) -> str:
     return shlex.join(["rhobust", "report", *words])
 
 
-def _measuring(entry: Entry, kind: Kind) -> str:
-    made = entry.measured[kind]
-    asked = {**made.settings, "samples": made.result["samples"]}
-    if kind == "shifts":
+def _measuring(entry: Entry, kind: Kind[Any]) -> str:
+    asked = {**entry.asked(kind), "samples": entry.measured[kind].result.samples}
+    if kind is SHIFTS:
         asked = {"attacks": []} | asked  # none but the shifts
     words = [(f"--{key}", _value(value)) for key, value in asked.items() if (key, value) != ("budgets", [])]
-    return shlex.join(["rhobust", _COMMANDS[kind], str(entry.run.path), *(part for word in words for part in word)])
+    return shlex.join(["rhobust", kind.command, str(entry.run.path), *(part for word in words for part in word)])
 
 
 def _value(value: Any) -> str:

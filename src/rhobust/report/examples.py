@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from rhobust.attacks import attack, find_attack
+from rhobust.attacks import attack, find_attack, norm_of
 from rhobust.data import load_data
 from rhobust.errors import ConfigError, DataError, RunError
+from rhobust.evaluate import WORST
 from rhobust.losses import cross_entropy
 from rhobust.report import Report
 from rhobust.report.rows import Row
@@ -67,13 +68,14 @@ def examples(report: Report, seed: int = 0) -> Examples:
     config = report.rows[0].first.config
     try:
         data = load_data(config.data, config.data_dir)
+        digest = data.test.digest()
         for row in report.rows:
-            row.first.run.check_data(test=data.test.digest())
+            row.first.run.check_data(test=digest)
     except (ConfigError, DataError, RunError) as problem:
         return Examples([], reason=f"The data are not there any more as they were, so no examples are shown: {problem}")
     if not is_image(data.test.x.shape[1:]):
         return Examples([], reason="The data are not images, so no examples are shown.")
-    name = where[0] if not where[0].startswith("worst") else ("pgd-l2" if where[0].endswith("-l2") else "pgd")
+    name = {WORST[norm_of(pgd)]: pgd for pgd in ("pgd", "pgd-l2")}.get(where[0], where[0])
     x, y = data.test.x[:_SAMPLES], data.test.y[:_SAMPLES]
     found = [Example(_png(image, data.bounds), int(label), []) for image, label in zip(x, y, strict=True)]
     for row in _spread_out(report.ranked()):

@@ -3,63 +3,25 @@
 from __future__ import annotations
 
 import base64
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rhobust import figures
+from rhobust.certificates import Certification
+from rhobust.evaluate import WASSERSTEIN, WORST
+from rhobust.figures import GRAY, Panel
+from rhobust.measurements import CERTIFICATES
 from rhobust.report import Report
 from rhobust.report.rows import Row, Spread
 from rhobust.report.tables import attack_name, number, percent, shifted
 
-_WIDTH, _HEIGHT = 4.3, 2.8  # inches, of 72 units: about one CSS pixel a unit on a phone
 _LONGEST_NAME = 36  # letters beside an axis
-_GRAY = "#808080"  # for axes: visible on white and on black
 _LOWEST_COST = 1e-6  # the logarithm of no cost at all
 _MOST_POINTS = 30
 _MOST_TICKS = 7
-_WORST = {"worst": "Worst of all attacks in l_inf", "worst-l2": "Worst of all attacks in l2"}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure with its title; the SVG carries a description for those who do not see it."""
-
-    title: str
-    svg: str
-
-
-class _Panel:
-    """One axis to draw on, whose points tell their values."""
-
-    def __init__(self, height: float = _HEIGHT) -> None:
-        self.figure, axes = figures.new_figure(1, 1, _WIDTH, height)
-        self.figure.set_facecolor("none")
-        self.axis = axes[0][0]
-        self.axis.set_facecolor("none")
-        self.axis.spines[["top", "right"]].set_visible(False)
-        self.axis.spines[["left", "bottom"]].set_color(_GRAY)
-        self.axis.tick_params(which="both", color=_GRAY, labelsize=10)
-        self.axis.grid(axis="both", color=_GRAY, alpha=0.2, linewidth=0.8)
-        self._hints: dict[str, Sequence[str]] = {}
-
-    def line(self, xs: Sequence[float], ys: Sequence[float], hints: Sequence[str], **style: Any) -> None:
-        """A line with a text for each point."""
-        self.axis.plot(xs, ys, clip_on=False, **style)
-        self.hint(xs, ys, hints)
-
-    def hint(self, xs: Sequence[float], ys: Sequence[float], hints: Sequence[str]) -> None:
-        """Texts for points, on invisible markers that are easier to hit than what is seen."""
-        name = f"hints-{len(self._hints)}"
-        self.axis.plot(xs, ys, "o", markersize=10, alpha=0, markeredgewidth=0, clip_on=False, gid=name, zorder=9)
-        self._hints[name] = hints
-
-    def chart(self, title: str, x: str, y: str, description: str) -> Chart:
-        """Finished, with the names of its axes."""
-        self.axis.set_xlabel(x)
-        self.axis.set_ylabel(y)
-        return Chart(title, figures.to_svg(self.figure, description, self._hints))
+_TITLES = {WORST[math.inf]: "Worst of all attacks in l_inf", WORST[2.0]: "Worst of all attacks in l2"}
 
 
 def swatches(report: Report) -> dict[str, str]:
@@ -92,11 +54,13 @@ def _percents(found: Spread) -> str:
     return f"{found.text(percent)} %"
 
 
-def error_curves(report: Report) -> list[Chart]:
+def error_curves(report: Report) -> list[Panel]:
     """Error against epsilon, a panel for each attack."""
-    charts = []
+    panels = []
     for attack, epsilons in report.grid().items():
-        panel, name = _Panel(), attack_name(attack)
+        name, size = attack_name(attack), "budget on E[c]" if attack == WASSERSTEIN else "epsilon"
+        description = f"Error of every method against the {size} of the {name} attack; the numbers are in the tables"
+        panel = Panel(_TITLES.get(attack, f"{name} attack"), size, "error, %", description)
         for row in report.rows:
             points = [(epsilon, spread) for epsilon in epsilons if (spread := row.attacked(attack, epsilon))]
             hints = [f"{row.name}, {name} {epsilon:g}: {_percents(spread)}" for epsilon, spread in points]
@@ -105,10 +69,8 @@ def error_curves(report: Report) -> list[Chart]:
         panel.axis.set_ylim(0, 100)
         if len(epsilons) <= _MOST_TICKS:
             panel.axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-        size = "budget on E[c]" if attack == "wasserstein" else "epsilon"
-        description = f"Error of every method against the {size} of the {name} attack; the numbers are in the tables"
-        charts.append(panel.chart(_WORST.get(attack, f"{name} attack"), size, "error, %", description))
-    return charts
+        panels.append(panel)
+    return panels
 
 
 def _by_epoch(row: Row, key: str) -> list[tuple[int, float]]:
@@ -134,17 +96,19 @@ def _by_round(row: Row, key: str) -> list[tuple[int, float]]:
     return [(last, sum(values[last]) / len(values[last])) for last in sorted(values)]
 
 
-def trajectories(report: Report) -> list[Chart]:
+def trajectories(report: Report) -> list[Panel]:
     """gamma and E[c] over the epochs, or the rounds, for methods that learn gamma."""
     learned = [row for row in report.rows if row.first.config.make_method().robust]
     units = dict.fromkeys(row.unit for row in learned)  # epochs and rounds do not go on one axis
-    return [chart for unit in units for chart in _trajectories(report, unit, [r for r in learned if r.unit == unit])]
+    return [panel for unit in units for panel in _trajectories(report, unit, [r for r in learned if r.unit == unit])]
 
 
-def _trajectories(report: Report, unit: str, learned: Sequence[Row]) -> list[Chart]:
-    charts = []
+def _trajectories(report: Report, unit: str, learned: Sequence[Row]) -> list[Panel]:
+    panels = []
     for key, name in (("gamma", "gamma"), ("rho_eff", "E[c]")):
-        panel = _Panel()
+        title = "gamma, the price of transport" if key == "gamma" else "E[c], what the worst case spends"
+        description = f"{title}, over the {unit}s of training, for the methods that learn gamma"
+        panel = Panel(title, unit, name, description)
         panel.axis.set_yscale("log")
         figures.plain_ticks(panel.axis.yaxis)
         for row in learned:
@@ -154,75 +118,96 @@ def _trajectories(report: Report, unit: str, learned: Sequence[Row]) -> list[Cha
             panel.line(xs, ys, hints, **(_styles(report)[row.name] | {"markersize": 3}))
         if key == "rho_eff":
             for radius in sorted({row.first.config.radius or 0.0 for row in learned}):
-                panel.axis.axhline(radius, color=_GRAY, linestyle=":", linewidth=1.4)
+                panel.axis.axhline(radius, color=GRAY, linestyle=":", linewidth=1.4)
                 where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top", "fontsize": 10}
                 panel.axis.annotate(f"rho = {radius:g}", (0.99, 0.65 * radius), **where)
         panel.axis.xaxis.get_major_locator().set_params(integer=True)
-        title = "gamma, the price of transport" if key == "gamma" else "E[c], what the worst case spends"
-        description = f"{title}, over the {unit}s of training, for the methods that learn gamma"
-        charts.append(panel.chart(title, unit, name, description))
-    return charts
+        panels.append(panel)
+    return panels
 
 
-def certificate_curves(report: Report) -> list[Chart]:
+def certificate_curves(report: Report) -> list[Panel]:
     """Bound and attained worst loss against rho, a panel for each row, all on one scale."""
-    found = [(row, (row.first.result("certificates") or {}).get("certificates", [])) for row in report.rows]
-    highest = max((one["bound"] for _, certificates in found for one in certificates), default=1.0)
-    return [_certificates(row, certificates, highest) for row, certificates in found if certificates]
+    panels = []
+    for row in report.rows:
+        if found := row.first.result(CERTIFICATES):
+            seed = f", seed {row.first.config.seed}" if len(row.entries) > 1 else ""
+            panels.append(certificate_panel(row.name, row.method, found, seed))
+    highest = max((panel.axis.get_ylim()[1] for panel in panels), default=1.0)
+    for panel in panels:
+        panel.axis.set_ylim(0, highest)
+    return panels
 
 
-def _certificates(row: Row, certificates: Sequence[Mapping[str, Any]], highest: float) -> Chart:
-    panel = _Panel(2.3)
-    figures.draw_certificates(panel.axis, certificates, row.method)
-    last = max(one["radius"] for one in certificates)
-    for one in certificates:
-        if one["gamma"] is not None and one["rho_hat"] <= last:
-            tight = f"{row.name}: gamma {number(one['gamma'])} is tight at rho_hat {number(one['rho_hat'])}"
-            panel.hint([one["rho_hat"]], [figures.tight_bound(one)], [tight])
-    for one in certificates:
-        values = f"{one['status']} {number(one['bound'])}, attained {number(one['attained'])}"
-        panel.hint([one["radius"]], [one["bound"]], [f"{row.name}, rho {one['radius']:g}: {values}"])
-    panel.axis.set_ylim(0, 1.05 * highest)
-    status = "proved" if all(one["status"] == "proved" for one in certificates) else "estimated"
-    seed = f", seed {row.first.config.seed}" if len(row.entries) > 1 else ""
-    description = f"Worst expected loss of {row.name}{seed} against the radius rho: {status} bound, and attained"
-    return panel.chart(f"{row.name}{seed}: {status}", "rho", "worst expected loss", description)
+def certificate_panel(name: str, method: str, found: Certification, seed: str = "") -> Panel:
+    """Bound (solid where proved, dashed where estimated), attained, and a cross where a gamma is tight."""
+    description = f"Worst expected loss of {name}{seed} against the radius rho: {found.status} bound, and attained"
+    panel = Panel(f"{name}{seed}: {found.status}", "rho", "worst expected loss", description, height=2.3)
+    certificates = sorted(found.certificates, key=lambda one: one.radius)
+    radii = [one.radius for one in certificates]
+    bounds, attained = [one.bound for one in certificates], [one.attained for one in certificates]
+    style = figures.style(method) | {"linestyle": "-" if found.status == "proved" else "--"}
+    label = "bound, proved" if found.status == "proved" else "dual value, estimated"
+    panel.axis.plot(radii, bounds, label=label, **style)
+    triangle = {"color": GRAY, "linestyle": "none", "marker": "v", "markersize": 8, "markerfacecolor": "none"}
+    panel.axis.plot(radii, attained, label="attained by a distribution in the ball", **triangle)
+    panel.axis.fill_between(radii, attained, bounds, color=style["color"], alpha=0.12, linewidth=0)
+    if tight := [one for one in certificates if math.isfinite(one.gamma) and one.rho_hat <= radii[-1]]:
+        cross = {"linestyle": "none", "color": "#D1495B", "marker": "x", "markersize": 6, "markeredgewidth": 1.4}
+        xs, ys = zip(*(one.tight for one in tight), strict=True)
+        hints = [f"{name}: gamma {number(one.gamma)} is tight at rho_hat {number(one.rho_hat)}" for one in tight]
+        panel.axis.plot(xs, ys, label="rho_hat = E c, where a gamma is tight", **cross)
+        panel.hint(xs, ys, hints)
+    values = [f"{one.status} {number(one.bound)}, attained {number(one.attained)}" for one in certificates]
+    hints = [f"{name}, rho {radius:g}: {value}" for radius, value in zip(radii, values, strict=True)]
+    panel.hint(radii, bounds, hints)
+    panel.axis.set_ylim(0, 1.05 * max(bounds))
+    return panel
 
 
-def shift_charts(report: Report) -> list[Chart]:
+def shift_charts(report: Report) -> list[Panel]:
     """Mean error under each shift, and over shifts beside ERM's."""
-    shifts = report.shifts()
+    shifts, styles = report.shifts(), _styles(report)
     if not shifts:
         return []
-    band = 0.8 / len(report.rows)  # rows below each other, so that equal errors do not hide each other
-    each = _Panel(0.9 + len(shifts) * max(0.25, 0.05 * len(report.rows)))
-    for place, row in enumerate(report.rows):
-        points = [(spread, i) for i, shift in enumerate(shifts) if (spread := shifted(row, shift))]
-        hints = [f"{row.name}, {shifts[i]}: {_percents(spread)}" for spread, i in points]
-        heights = [i - 0.4 + band * (place + 0.5) for _, i in points]
-        bare = _styles(report)[row.name] | {"linestyle": "none", "markersize": 4.5}
-        each.line([100 * spread.mean for spread, _ in points], heights, hints, **bare)
-    for i in range(len(shifts) - 1):
-        each.axis.axhline(i + 0.5, color=_GRAY, alpha=0.25, linewidth=0.8)
-    _names(each, shifts)
-    every = _Panel(0.9 + 0.3 * len(report.rows))
+    drawn = [
+        (row.name, styles[row.name], {shift: spread for shift in shifts if (spread := shifted(row, shift))})
+        for row in report.rows
+    ]
+    beside = "; dotted: erm" if any(row.method == "erm" for row in report.rows) else ""
+    description, height = "Mean error over shifts by method", 0.9 + 0.3 * len(report.rows)
+    every = Panel("Mean over shifts", f"mean error, %{beside}", "", description, height)
     for i, row in enumerate(report.rows):
         if spread := shifted(row):
-            style, mean = _styles(report)[row.name], 100 * spread.mean
+            style, mean = styles[row.name], 100 * spread.mean
             every.axis.plot([0, mean], [i, i], color=style["color"], linewidth=5, alpha=0.4, solid_capstyle="butt")
             hint = f"{row.name}, mean over shifts: {_percents(spread)}"
             every.line([mean], [float(i)], [hint], **(style | {"markersize": 7}))
             if row.method == "erm":
-                every.axis.axvline(100 * spread.mean, color=_GRAY, linestyle=":", linewidth=1.4)
+                every.axis.axvline(mean, color=GRAY, linestyle=":", linewidth=1.4)
     _names(every, [row.name for row in report.rows])
-    beside = "; dotted: erm" if any(row.method == "erm" for row in report.rows) else ""
-    return [
-        each.chart("Every shift", "mean error over severities, %", "", "Mean error of every method under each shift"),
-        every.chart("Mean over shifts", f"mean error, %{beside}", "", "Mean error over shifts by method"),
-    ]
+    return [shift_panel(shifts, drawn), every]
 
 
-def _names(panel: _Panel, names: Sequence[str]) -> None:
+def shift_panel(shifts: Sequence[str], drawn: Sequence[tuple[str, dict[str, Any], Mapping[str, Spread]]]) -> Panel:
+    """Names, in a style each, with their errors under the shifts."""
+    band = 0.8 / len(drawn)  # names below each other, so that equal errors do not hide each other
+    height = 0.9 + len(shifts) * max(0.25, 0.05 * len(drawn))
+    description = "Mean error of every method under each shift"
+    panel = Panel("Every shift", "mean error over severities, %", "", description, height)
+    for place, (name, style, errors) in enumerate(drawn):
+        points = [(i, shift, errors[shift]) for i, shift in enumerate(shifts) if shift in errors]
+        hints = [f"{name}, {shift}: {_percents(spread)}" for _, shift, spread in points]
+        heights = [i - 0.4 + band * (place + 0.5) for i, _, _ in points]
+        bare = style | {"linestyle": "none", "markersize": 4.5}
+        panel.line([100 * spread.mean for _, _, spread in points], heights, hints, label=name, **bare)
+    for i in range(len(shifts) - 1):
+        panel.axis.axhline(i + 0.5, color=GRAY, alpha=0.25, linewidth=0.8)
+    _names(panel, shifts)
+    return panel
+
+
+def _names(panel: Panel, names: Sequence[str]) -> None:
     short = [textwrap.shorten(name, _LONGEST_NAME, placeholder="…") for name in names]  # the tables have them whole
     panel.axis.set_yticks(range(len(names)), short, parse_math=False)
     panel.axis.set_ylim(len(names) - 0.5, -0.5)

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from rhobust.measurements import Kind
+from rhobust.measurements import CERTIFICATES, EVALUATION, SHIFTS, Kind
 from rhobust.report import COMPARABLE, Report
 from rhobust.report import figures as figures
 from rhobust.report import tables as tables
@@ -68,12 +69,12 @@ def to_html(report: Report, out: Path) -> str:
         flags=report.flags(),
         passed=_passed(report),
         swatches=figures.swatches(report),
-        charts={part: [(chart.title, Markup(chart.svg)) for chart in drawn] for part, drawn in charts.items()},
+        charts={part: [(panel.title, Markup(panel.svg)) for panel in drawn] for part, drawn in charts.items()},
         headline=tables.headline(report),
         attacks=tables.every_attack(report),
         certificates=tables.certificates(report),
         shifts=tables.every_shift(report),
-        others={kind: tables.other_samples(report, kind) for kind in ("certificates", "shifts")},
+        others={kind.name: tables.other_samples(report, kind) for kind in (CERTIFICATES, SHIFTS)},
         audits=tables.audits(report),
         common=common,
         own=own,
@@ -94,8 +95,8 @@ def to_markdown(report: Report, out: Path) -> str:
         ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed(report)}."]),
         ("Errors", [*_markdown(tables.headline(report)), "", _SPREAD]),
         ("Every attack", attacked[1:]),
-        ("Shifts", _measured(report, "shifts", tables.every_shift(report))),
-        ("Certificates", _measured(report, "certificates", tables.certificates(report))),
+        ("Shifts", _measured(report, SHIFTS, tables.every_shift(report))),
+        ("Certificates", _measured(report, CERTIFICATES, tables.certificates(report))),
         ("Referee", _markdown(tables.audits(report))),
         ("Left out", [f"- {_plain(line)}" for line in _refused(report)]),
         ("What was trained", [*_markdown(common), "", *_markdown(own), "", *_markdown(tables.environments(report))]),
@@ -122,8 +123,8 @@ def _title(report: Report) -> str:
 
 def _passed(report: Report) -> str:
     """Of the checks, those that every evaluation allowed for."""
-    found = [made.result for entry in report.entries for kind, made in entry.measured.items() if kind == "evaluation"]
-    made = [check for check in CHECKS if all(check in one["checked"] for one in found)]
+    found = [evaluation for entry in report.entries if (evaluation := entry.result(EVALUATION))]
+    made = [check for check in CHECKS if all(check in one.checked for one in found)]
     return "; ".join(_PASSED.get(check, check) for check in (*made, *COMPARABLE))
 
 
@@ -134,14 +135,14 @@ def _words(words: Mapping[str, str], rows: Sequence[Row]) -> str:
 
 def _refused(report: Report) -> list[str]:
     return [
-        f"{row.name}: no {kind}, since {reason}"
+        f"{row.name}: no {kind.name}, since {reason}"
         for row in report.rows
         for entry in row.entries
         for kind, reason in entry.refused.items()
     ]
 
 
-def _measured(report: Report, kind: Kind, table: Table | None) -> list[str]:
+def _measured(report: Report, kind: Kind[Any], table: Table | None) -> list[str]:
     """A table, after the number of samples that it is from, where that is one of its own."""
     said = tables.other_samples(report, kind) if table else ""
     return [*([said, ""] if said else []), *_markdown(table)]

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rhobust.attacks import norm_of
 from rhobust.config import Config
-from rhobust.measurements import Kind, Measurement
+from rhobust.evaluate import WASSERSTEIN, WORST
+from rhobust.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
 from rhobust.record import rho_eff
 from rhobust.runs import Run
 
@@ -34,8 +36,8 @@ class Entry:
     records: list[dict[str, Any]]
     gamma: float | None
     """The price of transport at the end; none where the method has no price."""
-    measured: dict[Kind, Measurement]
-    refused: dict[Kind, str]
+    measured: dict[Kind[Any], Measurement[Any]]
+    refused: dict[Kind[Any], str]
     """Why something could not be measured."""
 
     @property
@@ -48,35 +50,47 @@ class Entry:
         """Every setting that has a value and a say, the method's knobs too."""
         return telling(self.config)
 
-    def result(self, kind: Kind) -> dict[str, Any] | None:
-        """The numbers of one kind."""
+    def result(self, kind: Kind[R]) -> R | None:
+        """What was found of one kind."""
         return self.measured[kind].result if kind in self.measured else None
+
+    def asked(self, kind: Kind[Any]) -> dict[str, Any]:
+        """The settings that something was measured with."""
+        return self.measured[kind].settings if kind in self.measured else {}
+
+    @property
+    def clean(self) -> float | None:
+        """The error without an attack."""
+        found = self.result(EVALUATION)
+        return found.clean if found else None
 
     def error(self, attack: str, epsilon: float) -> float | None:
         """One attacked error."""
-        for cell in (self.result("evaluation") or {}).get("attacked", []):
-            if (cell["attack"], cell["epsilon"]) == (attack, epsilon):
-                return float(cell["error"])
-        return None
+        found = self.result(EVALUATION)
+        cell = found.grid.get(attack, {}).get(epsilon) if found else None
+        return cell.error if cell else None
 
     def behind(self, attack: str) -> tuple[tuple[str, ...], int]:
         """The attacks that stand behind an error of this name, and the restarts of each."""
-        if attack == "wasserstein":
+        if attack == WASSERSTEIN:
             return (attack,), 1
-        asked = self.measured["evaluation"].settings if "evaluation" in self.measured else {}
-        of_its_norm = {one for one in asked.get("attacks", []) if one.endswith("-l2") == attack.endswith("-l2")}
-        attacks = of_its_norm if attack.startswith("worst") else {attack}
+        asked = self.asked(EVALUATION)
+        of_its_norm = {one for one in asked.get("attacks", []) if WORST[norm_of(one)] == attack}
+        attacks = of_its_norm if attack in WORST.values() else {attack}
         return tuple(sorted(attacks)), asked.get("restarts", 1)
 
     @property
     def shifts(self) -> tuple[str, ...]:
         """The shifts that were measured of it."""
-        return tuple(dict.fromkeys(one["shift"] for one in (self.result("shifts") or {}).get("shifted", [])))
+        found = self.result(SHIFTS)
+        return tuple(found.by_shift) if found else ()
 
-    def shifted(self, shift: str) -> float | None:
-        """Mean error under one shift, over its severities."""
-        found = [one["error"] for one in (self.result("shifts") or {}).get("shifted", []) if one["shift"] == shift]
-        return statistics.fmean(found) if found else None
+    def shifted(self, shift: str | None = None) -> float | None:
+        """The mean error under one shift, over its severities; without one, over all that were measured of it."""
+        found = self.result(SHIFTS)
+        if found is None:
+            return None
+        return found.mean if shift is None else found.means.get(shift)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; an infinite setting is the text 'inf'."""
@@ -87,8 +101,8 @@ class Entry:
             "environment": self.environment,
             "gamma": self.gamma,
             "rho_eff": self.rho_eff,
-            **{kind: made.to_json() for kind, made in self.measured.items()},
-            "refused": self.refused,
+            **{kind.name: made.to_json() for kind, made in self.measured.items()},
+            "refused": {kind.name: reason for kind, reason in self.refused.items()},
         }
 
 
@@ -108,13 +122,13 @@ class Spread:
         return statistics.fmean(self.values)
 
     @property
-    def half(self) -> float:
+    def half_range(self) -> float:
         """(highest - lowest) / 2."""
         return (max(self.values) - min(self.values)) / 2
 
     def text(self, show: Callable[[float], str]) -> str:
-        """mean ± half, the latter only where there are several seeds."""
-        return show(self.mean) + (f" ± {show(self.half)}" if len(self.values) > 1 else "")
+        """mean ± half of the range, the latter only where there are several seeds."""
+        return show(self.mean) + (f" ± {show(self.half_range)}" if len(self.values) > 1 else "")
 
 
 @dataclass(frozen=True)

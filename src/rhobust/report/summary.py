@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+from rhobust.evaluate import WORST
 from rhobust.report import Report, tables
 from rhobust.report.rows import Row, Spread, counted
 
@@ -21,7 +23,7 @@ def summary(report: Report) -> str:
     lowest = min(attacked.values(), key=float)
     best = [name for name, error in attacked.items() if error == lowest]  # as shown, like the best of a table
     erm = next((row.name for row in report.rows if row.method == "erm"), best[0])
-    attack = "the worst attack" if where[0] == "worst" else tables.attack_name(where[0])
+    attack = "the worst attack" if where[0] == WORST[math.inf] else tables.attack_name(where[0])
     has, it_errs = ("has", "it errs") if len(best) == 1 else ("have", "they err")
     text = f"Under {attack} at epsilon {where[1]:g}, {' and '.join(best)} {has} the lowest error, {lowest} %"
     if erm in best:

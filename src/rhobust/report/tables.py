@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from rhobust.measurements import Kind
+from rhobust.dual import Certificate
+from rhobust.evaluate import WASSERSTEIN, WORST
+from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 from rhobust.report import Report
 from rhobust.report.rows import Entry, Row, Spread, counted, shown
 
@@ -67,9 +70,9 @@ def attack_name(attack: str) -> str:
     >>> attack_name("pgd-l2"), attack_name("worst"), attack_name("wasserstein")
     ('PGD-L2', 'worst', 'Wasserstein')
     """
-    if attack.startswith("worst"):
+    if attack in WORST.values():
         return attack
-    return "Wasserstein" if attack == "wasserstein" else attack.upper()
+    return "Wasserstein" if attack == WASSERSTEIN else attack.upper()
 
 
 def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Column], compared: bool) -> Table:
@@ -88,14 +91,12 @@ def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Col
 
 def clean(row: Row) -> Spread | None:
     """The clean error of a row."""
-    return row.spread(lambda entry: (entry.result("evaluation") or {}).get("clean"))
+    return row.spread(lambda entry: entry.clean)
 
 
 def shifted(row: Row, shift: str | None = None) -> Spread | None:
     """The mean error of a row under a shift; without one, over those that were measured of it."""
-    if shift is not None:
-        return row.spread(lambda entry: entry.shifted(shift))
-    return row.spread(lambda entry: (entry.result("shifts") or {}).get("mean"))
+    return row.spread(lambda entry: entry.shifted(shift))
 
 
 def _error(report: Report, head: str, attack: str, epsilon: float) -> _Column:
@@ -137,22 +138,23 @@ def _shifted_otherwise(report: Report) -> str:
 
 def _behind_shifted(entry: Entry) -> tuple[str, int] | None:
     """The shifts and the number of samples."""
-    if "shifts" not in entry.measured:
+    found = entry.result(SHIFTS)
+    if found is None:
         return None
-    made = entry.measured["shifts"]
-    shifts = _ALL_SHIFTS if "all" in made.settings.get("shifts", []) else ", ".join(entry.shifts)
-    return shifts, made.result["samples"]
+    shifts = _ALL_SHIFTS if "all" in entry.asked(SHIFTS).get("shifts", []) else ", ".join(entry.shifts)
+    return shifts, found.samples
 
 
 def _usually_behind_shifted(entry: Entry) -> tuple[str, int | None]:
-    return _ALL_SHIFTS, (entry.result("evaluation") or {}).get("samples")
+    found = entry.result(EVALUATION)
+    return _ALL_SHIFTS, found.samples if found else None
 
 
 def every_attack(report: Report) -> list[Table]:
     """Errors under every attack that was measured, a table for each."""
     return [
         _table(
-            f"Error in percent under {attack_name(attack)}, by {'budget' if attack == 'wasserstein' else 'epsilon'}",
+            f"Error in percent under {attack_name(attack)}, by {'budget' if attack == WASSERSTEIN else 'epsilon'}",
             "method",
             report.rows,
             [_error(report, f"{epsilon:g}", attack, epsilon) for epsilon in epsilons],
@@ -172,35 +174,38 @@ def every_shift(report: Report) -> Table | None:
 
 def certificates(report: Report) -> Table | None:
     """Bound and attained worst loss at every radius."""
-    found = [one for entry in report.entries for one in (entry.result("certificates") or {}).get("certificates", [])]
-    radii = sorted({one["radius"] for one in found})
-
-    def at(row: Row, radius: float, key: str) -> list[str]:
-        every = [(entry.result("certificates") or {}).get("certificates", []) for entry in row.entries]
-        return [one[key] for certificates in every for one in certificates if one["radius"] == radius]
-
+    found = [
+        (row.name, [one.by_radius for entry in row.entries if (one := entry.result(CERTIFICATES))])
+        for row in report.rows
+    ]
+    radii = sorted({radius for _, certified in found for by_radius in certified for radius in by_radius})
     lines = []
-    for row in report.rows:
-        status = {word for radius in radii for word in at(row, radius, "status")}
+    for name, certified in found:
+        status = {one.status for by_radius in certified for one in by_radius.values()}
         cells = [Cell(" and ".join(sorted(status)) or MISSING)]
-        for radius in radii:
-            ends = [[float(one) for one in at(row, radius, key)] for key in ("attained", "bound")]
-            low, high = (number(sum(end) / len(end)) if end else MISSING for end in ends)
-            cells.append(Cell(low if low == high else f"{low} to {high}"))
-        lines.append(Line(row.name, cells, row.name))
+        cells += [_certified([one[radius] for one in certified if radius in one]) for radius in radii]
+        lines.append(Line(name, cells, name))
     columns = ["method", "status", *(f"rho {radius:g}" for radius in radii)]
     return Table("Worst expected loss in the ball, from attained to bound", columns, lines) if radii else None
 
 
+def _certified(found: Sequence[Certificate]) -> Cell:
+    """What the certificates of a row at one radius say on average."""
+    if not found:
+        return Cell(MISSING)
+    low, high = number(fmean(one.attained for one in found)), number(fmean(one.bound for one in found))
+    return Cell(low if low == high else f"{low} to {high}")
+
+
 def audits(report: Report) -> Table | None:
     """The referee's error beside ours, run by run, where there was one."""
-    made = [(row, entry, entry.result("audit")) for row in report.rows for entry in row.entries]
-    found = [(row, entry, result) for row, entry, result in made if result is not None]
-    attacks = list(dict.fromkeys(name for _, _, result in found for name in result["attacks"]))
+    made = [(row, entry, entry.result(AUDIT)) for row in report.rows for entry in row.entries]
+    found = [(row, entry, audit) for row, entry, audit in made if audit is not None]
+    attacks = list(dict.fromkeys(name for _, _, audit in found for name in audit.attacks))
     lines = []
-    for row, entry, result in found:
-        cells = [f"{result['epsilon']:g}", str(result["samples"]), percent(result["ours"]), percent(result["referee"])]
-        cells += [percent(result["attacks"][name]) if name in result["attacks"] else MISSING for name in attacks]
+    for row, entry, audit in found:
+        cells = [f"{audit.epsilon:g}", str(audit.samples), percent(audit.ours), percent(audit.referee)]
+        cells += [percent(audit.attacks[name]) if name in audit.attacks else MISSING for name in attacks]
         head = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
         lines.append(Line(head, [Cell(text) for text in cells], row.name))
     columns = ["method", "epsilon", "samples", "ours", "referee", *(f"after {attack_name(name)}" for name in attacks)]
@@ -225,7 +230,7 @@ def environments(report: Report) -> Table:
     done: dict[str, dict[str, int]] = {}
     for entry in report.entries:
         where: dict[str, dict[str, Any]] = {"training": entry.environment}
-        where |= {kind: made.environment for kind, made in entry.measured.items()}
+        where |= {kind.name: made.environment for kind, made in entry.measured.items()}
         for what, place in where.items():
             counts = done.setdefault(json.dumps(place), {})
             counts[what] = counts.get(what, 0) + 1
@@ -243,17 +248,17 @@ def facts(report: Report) -> str:
         f"{counted(len(report.rows), 'row')} from {counted(len(report.entries), 'run')}",
         *(f"{k} {shown(v)}" for k, v in shared.items()),
     ]
-    return " · ".join([*parts, f"measured on {_samples(report, 'evaluation')} test samples"])
+    return " · ".join([*parts, f"measured on {_samples(report, EVALUATION)} test samples"])
 
 
-def other_samples(report: Report, kind: Kind) -> str:
+def other_samples(report: Report, kind: Kind[Any]) -> str:
     """On how many samples something was measured, in a sentence, where it is not as many as the errors."""
     used = _samples(report, kind)
-    return "" if used in ("", _samples(report, "evaluation")) else f"Measured on the first {used} test samples."
+    return "" if used in ("", _samples(report, EVALUATION)) else f"Measured on the first {used} test samples."
 
 
-def _samples(report: Report, kind: Kind) -> str:
-    counts = {entry.measured[kind].result["samples"] for entry in report.entries if kind in entry.measured}
+def _samples(report: Report, kind: Kind[Any]) -> str:
+    counts = {found.samples for entry in report.entries if (found := entry.result(kind))}
     return " or ".join(map(str, sorted(counts)))
 
 
