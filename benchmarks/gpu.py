@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
+from rhobust.batches import Batch, SampleBatches
 from rhobust.blocks import on_pixels
 from rhobust.config import Config
-from rhobust.data import Samples, load_data
-from rhobust.engines.captured import CapturedEngine
-from rhobust.engines.local import LocalEngine
+from rhobust.cuda_graph import CudaGraphEngine
+from rhobust.data import load_data
+from rhobust.eager import EagerEngine
 from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
@@ -38,6 +39,7 @@ from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
+from rhobust.samples import Samples
 from rhobust.start import train_run
 from rhobust.trained import load
 
@@ -52,19 +54,19 @@ MAXIMIZERS: dict[str, Maximizer] = {
     "spgd": Oracle(),
     "ifgsm": Ball(0.1, steps=10),
 }
-ENGINES: dict[str, tuple[type[LocalEngine], torch.dtype]] = {
-    "eager": (LocalEngine, torch.float32),
-    "graph": (CapturedEngine, torch.float32),
-    "graph, bfloat16": (CapturedEngine, torch.bfloat16),
+ENGINES: dict[str, tuple[bool, torch.dtype]] = {
+    "eager": (False, torch.float32),
+    "graph": (True, torch.float32),
+    "graph, bfloat16": (True, torch.bfloat16),
 }
 PRECISION = {"data": "fashion-mnist", "method": "spgd", "radius": 6.0, "epochs": 5, "batch_size": 128}
 SEEDS, PRECISIONS = (0, 1, 2), ("float32", "bfloat16")
 
 
-def batch(size: int) -> tuple[Tensor, Tensor]:
+def batch(size: int) -> Batch:
     draws = torch.Generator("cuda").manual_seed(0)
     x = 2 * torch.rand(size, *SHAPE, device="cuda", generator=draws) - 1
-    return x, torch.randint(CLASSES, (size,), device="cuda", generator=draws)
+    return Batch(x, torch.randint(CLASSES, (size,), device="cuda", generator=draws))
 
 
 def network() -> nn.Module:
@@ -72,16 +74,18 @@ def network() -> nn.Module:
     return build_model("cnn", SHAPE, CLASSES).cuda()
 
 
-def ours(
-    maximizer: Maximizer, kind: type[LocalEngine], precision: torch.dtype, data: tuple[Tensor, Tensor]
-) -> LocalEngine:
-    model = network().to(memory_format=torch.channels_last)
+def ours(maximizer: Maximizer, captured: bool, precision: torch.dtype, data: Batch) -> CudaGraphEngine | EagerEngine:
+    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = RobustObjective(model, cross_entropy, radius=6.0, maximizer=maximizer, bounds=(-1, 1))
     rule = Multiplicative() if maximizer.penalized else None
-    engine = kind(objective, ProximalOptimizer(adam(model), objective, gamma_rule=rule), precision)
-    engine.warn = print
-    engine.admit(*data)
-    return engine
+    optimizer = ProximalOptimizer(adam(model), objective, gamma_rule=rule)
+    batches = SampleBatches(Samples(data.x, data.y), len(data.x), 0, data.x.device)
+    engine = EagerEngine(objective, optimizer, batches, precision=precision)
+    if not captured:
+        return engine
+    replaying = CudaGraphEngine(engine)
+    replaying._warn = print  # outside of `epoch` it warns of nothing
+    return replaying
 
 
 def milliseconds(step: Callable[[], object], steps: int) -> float:
@@ -103,11 +107,11 @@ def useful_flops(maximizer: Maximizer, size: int) -> float:
     return size * (each.theta + maximizer.gradients * each.zeta)
 
 
-def warm_engine(name: str, how: str, data: tuple[Tensor, Tensor]) -> LocalEngine:
-    kind, precision = ENGINES[how]
-    engine = ours(MAXIMIZERS[name], kind, precision, data)
+def warm_engine(name: str, how: str, data: Batch) -> CudaGraphEngine | EagerEngine:
+    captured, precision = ENGINES[how]
+    engine = ours(MAXIMIZERS[name], captured, precision, data)
     for number in range(8):  # warm-up, compilation, capture
-        engine.step(*data, number, 0)
+        engine.take(data, number, 0)
     engine.flush()
     return engine
 
@@ -115,11 +119,11 @@ def warm_engine(name: str, how: str, data: tuple[Tensor, Tensor]) -> LocalEngine
 def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
     data = batch(size)
     engine = warm_engine(name, how, data)
-    steps = max(10, 320 * 128 // size) if isinstance(engine, CapturedEngine) else 10
-    found = {"engine_ms": milliseconds(lambda: engine.step(*data, 0, 0), steps)}
-    if isinstance(engine, CapturedEngine):
+    steps = max(10, 320 * 128 // size) if isinstance(engine, CudaGraphEngine) else 10
+    found = {"engine_ms": milliseconds(lambda: engine.take(data, 0, 0), steps)}
+    if isinstance(engine, CudaGraphEngine):
         engine.flush()
-        graph = engine._graphs.find(*data)
+        graph = engine._graphs.find(data.x, data.y)
         assert graph is not None
         found["graph_ms"] = milliseconds(graph.graph.replay, steps)
     return found
@@ -156,12 +160,12 @@ def like_art(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: T
 PEERS = {"as torchattacks loops": like_torchattacks, "as ART loops": like_art}
 
 
-def warm_peer(how: str, data: tuple[Tensor, Tensor]) -> Callable[[], object]:
+def warm_peer(how: str, data: Batch) -> Callable[[], object]:
     model = on_pixels(network())  # the network as they would write it
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
-        PEERS[how](model, optimizer, *data)
-    return lambda: PEERS[how](model, optimizer, *data)
+        PEERS[how](model, optimizer, data.x, data.y)
+    return lambda: PEERS[how](model, optimizer, data.x, data.y)
 
 
 def measured_peer(how: str, size: int) -> dict[str, Any]:

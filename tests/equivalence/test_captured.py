@@ -7,26 +7,30 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
-from rhobust.engines.captured import CapturedEngine
-from rhobust.engines.local import LocalEngine, Record
-from rhobust.trainer import Trainer
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball, ErrorAscent
 from rhobust.averaging import WeightAverage
-from rhobust.batches import SampleBatches
+from rhobust.batches import Batch, Batches, SampleBatches
+from rhobust.cuda_graph import CudaGraphEngine
+from rhobust.eager import EagerEngine
+from rhobust.engine import Engine
 from rhobust.engines.fusion import Fusion
 from rhobust.engines.graphs import Graphs
 from rhobust.engines.worker import LocalWork, Worker
 from rhobust.errors import DataError, Diverged
+from rhobust.loop import train
 from rhobust.losses import cross_entropy
+from rhobust.memory import Memory
 from rhobust.messages import Task, flat
 from rhobust.methods import find_method
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
+from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import L1, Regularizer, SquaredL2
 from rhobust.samples import Samples
@@ -44,29 +48,52 @@ def _deterministic() -> Iterator[None]:
         yield
 
 
-def batches(count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+def batches(count: int = STEPS) -> list[Batch]:
     draws = torch.Generator("cuda").manual_seed(1)
     found = []
     for number in range(count):
         size = SIZES[number % len(SIZES)]
         y = torch.randint(10, (size,), device="cuda", generator=draws)
         noise = torch.rand(size, 1, 28, 28, device="cuda", generator=draws)
-        found.append(((0.3 * noise + y[:, None, None, None] / 10 - 0.5).clamp(-1, 1), y))
+        found.append(Batch((0.3 * noise + y[:, None, None, None] / 10 - 0.5).clamp(-1, 1), y))
     return found
 
 
-def engine(
-    kind: type[LocalEngine],
+class Stream(Batches):
+    """These batches, one after another; they are not known beforehand."""
+
+    def __init__(self, given: list[Batch]) -> None:
+        self.given = given
+
+    def steps(self) -> int:
+        return len(self.given)
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        return iter(self.given[skip:])
+
+
+def in_memory(count: int, size: int) -> SampleBatches:
+    """Batches of this size, from the samples of so many others."""
+    given = batches(count)
+    x, y = torch.cat([batch.x for batch in given]), torch.cat([batch.y for batch in given])
+    return SampleBatches(Samples(x, y), size, 0, x.device)
+
+
+def eager_engine(
     method: str,
+    source: Batches | None = None,
+    epochs: int = 1,
+    *,
     precision: torch.dtype = torch.float32,
     model: nn.Module | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
     regularizer: Regularizer | None = None,
-) -> LocalEngine:
+    memory: Memory | None = None,
+) -> EagerEngine:
     chosen = find_method(method)
     torch.manual_seed(0)
     model = copy.deepcopy(model) if model else build_model("cnn", torch.Size([1, 28, 28]), 10)
-    model = model.cuda().to(memory_format=torch.channels_last)
+    model = model.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = RobustObjective(
         model,
         cross_entropy,
@@ -76,22 +103,32 @@ def engine(
         bounds=(-1, 1),
     )
     wrapped = ProximalOptimizer(optimizer(model), objective, regularizer=regularizer, gamma_rule=chosen.gamma_rule)
-    return kind(objective, wrapped, precision)
+    source = source or Stream(batches())
+    return EagerEngine(objective, wrapped, source, epochs, precision=precision, memory=memory)
 
 
-def run(engine: LocalEngine, data: list[tuple[Tensor, Tensor]]) -> list[Record]:
-    records = [record for step, (x, y) in enumerate(data) for record in engine.step(x, y, step, 0)]
-    while more := engine.flush():
-        records += more
-    return records
+def graph_engine(method: str, source: Batches | None = None, epochs: int = 1, **how: Any) -> CudaGraphEngine:
+    return CudaGraphEngine(eager_engine(method, source, epochs, **how))
 
 
-def theta(engine: LocalEngine) -> Tensor:
+def both(method: str, **how: Any) -> tuple[CudaGraphEngine, EagerEngine]:
+    return graph_engine(method, **how), eager_engine(method, **how)
+
+
+def theta(engine: Engine) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in engine.objective.parameters()])
 
 
-def close(a: LocalEngine, b: LocalEngine, tolerance: float) -> bool:
+def close(a: Engine, b: Engine, tolerance: float) -> bool:
     return bool((theta(a) - theta(b)).norm() <= tolerance * theta(b).norm())
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.said.append(message)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +136,8 @@ def close(a: LocalEngine, b: LocalEngine, tolerance: float) -> bool:
     ["erm", "fgsm", "ifgsm", "wrm", "spgd", "spgda", "spgda-margin", "spgda-loss", "spgd-literal", "spgda-literal"],
 )
 def test_captured_is_eager_step_for_step(method: str) -> None:
-    captured, eager = engine(CapturedEngine, method), engine(LocalEngine, method)
-    replayed, launched = run(captured, batches()), run(eager, batches())
-    assert isinstance(captured, CapturedEngine)
+    captured, eager = both(method)
+    replayed, launched = train(captured), train(eager)
     assert captured.captured
     assert close(captured, eager, 1e-5)
     assert [record.step for record in replayed] == list(range(STEPS))
@@ -112,10 +148,10 @@ def test_captured_is_eager_step_for_step(method: str) -> None:
 
 def test_garbage_waits_while_a_step_is_recorded() -> None:
     """Engines hold themselves in a ring, so their graphs go whenever the collector comes."""
-    gone = engine(CapturedEngine, "erm")
-    run(gone, batches(8))
+    gone = graph_engine("erm", Stream(batches(8)))
+    train(gone)
     assert gone.captured
-    held = [[gone]]
+    held: list[list[object]] = [[gone]]
     held[0].append(held[0])
     del gone
 
@@ -141,9 +177,8 @@ def test_garbage_waits_while_a_step_is_recorded() -> None:
 
 
 def test_captured_prox_is_eager() -> None:
-    captured = engine(CapturedEngine, "spgda", regularizer=L1(1e-3))
-    eager = engine(LocalEngine, "spgda", regularizer=L1(1e-3))
-    run(captured, batches()), run(eager, batches())
+    captured, eager = both("spgda", regularizer=L1(1e-3))
+    train(captured), train(eager)
     assert captured.captured
     assert close(captured, eager, 1e-5)
     assert (theta(captured) == 0).float().mean() > 0.01  # the prox did act
@@ -153,24 +188,31 @@ def test_captured_sgd_with_momentum_is_eager() -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-    captured, eager = (
-        engine(kind, "spgda", optimizer=sgd, regularizer=L1(1e-4)) for kind in (CapturedEngine, LocalEngine)
-    )
-    run(captured, batches()), run(eager, batches())
+    captured, eager = both("spgda", optimizer=sgd, regularizer=L1(1e-4))
+    train(captured), train(eager)
     assert captured.captured
     assert close(captured, eager, 1e-5)
 
 
-@pytest.mark.parametrize("every", [1, 20])
-def test_a_learning_rate_that_changes_is_felt_by_captured_steps(every: int) -> None:
-    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
-    for one in (captured, eager):
-        for step, (x, y) in enumerate(batches()):
+def pace(one: EagerEngine, every: int) -> None:
+    """Have the learning rates halved in every so many steps, as a user's schedule halves them."""
+    numbered = one.numbered
+
+    def paced(epoch: int, skip: int) -> Iterator[tuple[int, Batch]]:
+        for step, batch in numbered(epoch, skip):
             for group in one.optimizer.param_groups:
                 group["lr"] *= 0.5 if step % every == every - 1 else 1
-            one.step(x, y, step, 0)
-        one.flush()
-    assert isinstance(captured, CapturedEngine)
+            yield step, batch
+
+    one.numbered = paced  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_learning_rate_that_changes_is_felt_by_captured_steps(every: int) -> None:
+    captured, eager = both("spgda")
+    for one in (captured.eager, eager):
+        pace(one, every)
+    train(captured), train(eager)
     assert captured.captured == (every == 20)  # in every step: never worth recording
     assert close(captured, eager, 1e-5)
 
@@ -185,42 +227,40 @@ def test_what_is_fused_does_not_depend_on_the_batch_that_comes_first() -> None:
             fused.append("once more")
             yield
 
-    x, y = (torch.cat(parts) for parts in zip(*batches(3), strict=True))  # 96: one whole batch and half of one
-    captured = engine(CapturedEngine, "erm", torch.bfloat16)
-    assert isinstance(captured, CapturedEngine)
+    source = in_memory(3, 64)  # 96: one whole batch and half of one
+    captured = graph_engine("erm", source, 2, precision=torch.bfloat16)
     captured._fusion = Noted(captured.objective)
-    Trainer(captured, SampleBatches(Samples(x, y), 64, 0, x.device), 2).train(start=1)
+    train(captured, start=1)
     assert len(fused) == 1  # of a short, a full and a short one
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize(("method", "regularizer"), [("spgda", None), ("spgd", None), ("spgda", SquaredL2(1e-3))])
 def test_bfloat16_stays_near_float32(method: str, regularizer: Regularizer | None) -> None:
-    half = engine(CapturedEngine, method, torch.bfloat16, regularizer=regularizer)
-    full = engine(CapturedEngine, method, regularizer=regularizer)
-    lowered, exact = run(half, batches()), run(full, batches())
+    half = graph_engine(method, precision=torch.bfloat16, regularizer=regularizer)
+    full = graph_engine(method, regularizer=regularizer)
+    lowered, exact = train(half), train(full)
     assert all(part.dtype == torch.float32 for part in half.objective.parameters())
-    difference = (theta(half) - theta(full)).norm() / (theta(full) - theta(engine(LocalEngine, method))).norm()
+    difference = (theta(half) - theta(full)).norm() / (theta(full) - theta(eager_engine(method))).norm()
     assert difference < 0.5  # of the way gone: Adam turns rounding of small gradients into steps of full size
     assert lowered[0].loss == pytest.approx(exact[0].loss, rel=1e-2)
     assert lowered[-1].gamma == pytest.approx(exact[-1].gamma, rel=0.3)  # six of its steps: it is still on its way
 
 
 def test_captured_average_is_eager() -> None:
-    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
-    for one in (captured, eager):
+    captured, eager = both("spgda")
+    for one in (captured.eager, eager):
         one.average = WeightAverage(one.objective.model, 0.9)
-        run(one, batches())
-        one.settle()
+    train(captured), train(eager)
+    assert captured.captured
     assert close(captured, eager, 1e-5)
 
 
 def test_random_starts_differ_from_replay_to_replay() -> None:
-    captured = engine(CapturedEngine, "erm")
+    captured = graph_engine("erm", Stream(batches(1) * 12))
     captured.objective.maximizer = Ball(0.3, random_start=True)
-    x, y = batches(1)[0]
-    captured.optimizer.base.param_groups[0]["lr"] = 0.0  # theta stays, so a new loss is a new start
-    losses = {record.loss for record in run(captured, [(x, y)] * 12)}
+    captured.eager.optimizer.base.param_groups[0]["lr"] = 0.0  # theta stays, so a new loss is a new start
+    losses = {record.loss for record in train(captured)}
     assert captured.captured
     assert len(losses) == 12
 
@@ -239,46 +279,37 @@ class Reader(nn.Module):
 
 
 def test_a_model_that_cannot_be_captured_trains_eagerly_and_says_why() -> None:
-    model = Reader()
-    captured, eager = engine(CapturedEngine, "spgda", model=model), engine(LocalEngine, "spgda", model=model)
-    said: list[str] = []
-    captured.warn = said.append
-    records = run(captured, batches())
-    run(eager, batches())
+    captured, eager = both("spgda", model=Reader())
+    heard = Heard()
+    records = train(captured, observer=heard)
+    train(eager)
     assert [record.step for record in records] == list(range(STEPS))
     assert not captured.captured
     assert close(captured, eager, 1e-6)
-    assert len(said) == 1
-    assert "one by one" in said[0]
+    assert len(heard.said) == 1
+    assert "one by one" in heard.said[0]
     assert torch.rand(2, device="cuda").isfinite().all()  # the generator survived the attempt
 
 
 def test_an_optimizer_that_counts_on_the_host_is_named() -> None:
-    captured = engine(CapturedEngine, "spgda", optimizer=lambda model: torch.optim.Adam(model.parameters()))
-    said: list[str] = []
-    captured.warn = said.append
-    run(captured, batches(8))
-    assert said
-    assert "capturable=True" in said[0]
+    heard = Heard()
+    captured = graph_engine("spgda", Stream(batches(8)), optimizer=lambda model: torch.optim.Adam(model.parameters()))
+    train(captured, observer=heard)
+    assert heard.said
+    assert "capturable=True" in heard.said[0]
 
 
 def test_a_step_that_diverges_leaves_the_weights_of_the_last_look() -> None:
-    captured = engine(CapturedEngine, "spgda")
-    data = batches(40)
-    for step, (x, y) in enumerate(data[:20]):
-        captured.step(x, y, step, 0)
-    captured.flush()
-    before = theta(captured).clone()
-    with torch.no_grad():
-        captured.admit(*data[0])  # what is admitted is not looked at again
-    for step in range(20, 30):
-        x, y = data[step]
-        captured.step(x if step != 25 else x * math.nan, y, step, 0)
-    assert [record.step for record in captured.flush()] == [20, 21, 22, 23, 24]
-    with pytest.raises(Diverged, match=r"at step 25 .* from before step 20"):
+    source = in_memory(20, 32)  # all are looked at once: what comes later may be no number
+    captured = graph_engine("spgda", source)
+    done = len(train(captured))
+    before, further = theta(captured), list(source.epoch(1))[:10]
+    further[5] = further[5]._replace(x=further[5].x * math.nan)
+    for step, batch in enumerate(further, start=done):
+        assert captured.take(batch, step, 1) == []
+    with pytest.raises(Diverged, match=rf"at step {done + 5} .* from before step {done}") as caught:
         captured.flush()
-    with pytest.raises(Diverged):
-        captured.step(*data[0], 30, 0)
+    assert [record.step for record in caught.value.records] == list(range(done, done + 5))
     assert torch.equal(theta(captured), before)
 
 
@@ -286,38 +317,33 @@ def test_a_step_that_diverges_leaves_the_weights_of_the_last_look() -> None:
 def test_a_batch_that_is_wrong_is_refused_also_when_replaying(
     spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> None:
-    captured = engine(CapturedEngine, "spgda")
     data = batches(24)
-    run(captured, data)
-    before = theta(captured).clone()
+    captured = graph_engine("spgda", Stream(data))
+    train(captured)
+    before = theta(captured)
     with pytest.raises(DataError):
-        captured.step(*spoil(*data[0]), 24, 0)
+        captured.take(Batch(*spoil(data[0].x, data[0].y)), 24, 0)
     assert torch.equal(theta(captured), before)
 
 
 def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_happened() -> None:
-    x, y = (torch.cat(parts) for parts in zip(*batches(20), strict=True))
-
-    def trainer(epochs: int) -> Trainer:
-        return Trainer(engine(CapturedEngine, "spgd-literal"), SampleBatches(Samples(x, y), 64, 0, x.device), epochs)
-
-    straight, first, second = trainer(4), trainer(2), trainer(4)
-    straight.train()
-    first.train()
-    second.load_state(copy.deepcopy(first.state()))
-    second.train(start=2 * first.batches.steps())
-    assert close(second.engine, straight.engine, 1e-6)
-    assert [record.step for record in straight.history] == list(range(4 * straight.batches.steps()))
+    source = in_memory(20, 64)
+    straight, first, second = (graph_engine("spgd-literal", source, epochs) for epochs in (4, 2, 4))
+    records, done = train(straight), len(train(first))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, start=done)
+    assert close(second, straight, 1e-6)
+    assert [record.step for record in records] == list(range(2 * done))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
     """Local steps of FedAvg and more, with the worker's own draws; the last share is smaller than a minibatch."""
-    x, y = (torch.cat(parts) for parts in zip(*batches(12), strict=True))
+    whole = in_memory(12, 32).samples
     work = LocalWork(batch_size=32, steps=3, rate=0.05, seed=3)
-    shares = [Samples(x[:200], y[:200]), Samples(x[200:300], y[200:300]), Samples(x[300:320], y[300:320])]
+    shares = [whole[:200], whole[200:300], whole[300:320]]
     said: list[str] = []
-    objectives = [engine(LocalEngine, "spgda").objective for _ in range(2)]
+    objectives = [eager_engine("spgda").objective for _ in range(2)]
     for objective in objectives:
         objective.noise = noise
     captured, eager = Worker(objectives[0], work, said.append), Worker(objectives[1], work)
@@ -336,22 +362,21 @@ def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
 
 
 def test_captured_noise_is_eager_noise() -> None:
-    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
+    captured, eager = both("spgda")
     for one in (captured, eager):
         one.objective.noise = 0.3
         torch.manual_seed(5)
-        run(one, batches())
+        train(one)
     assert captured.captured
     assert close(captured, eager, 1e-5)
 
 
 def test_captured_turns_are_eager_turns() -> None:
     """Both depths are captured, each for both shapes of batch."""
-    captured, eager = engine(CapturedEngine, "spgda"), engine(LocalEngine, "spgda")
+    captured, eager = both("spgda")
     for one in (captured, eager):
         one.objective.maximizer = ErrorAscent(steps=(1, 1, 3))
-    replayed, launched = run(captured, batches()), run(eager, batches())
-    assert isinstance(captured, CapturedEngine)
+    replayed, launched = train(captured), train(eager)
     assert sorted({turn for turn, _ in captured._graphs._graphs}) == [0, 2]
     assert close(captured, eager, 1e-5)
     assert [record.gradients for record in replayed] == [record.gradients for record in launched]
@@ -359,27 +384,23 @@ def test_captured_turns_are_eager_turns() -> None:
 
 
 def test_captured_memory_is_eager_memory() -> None:
-    x, y = (torch.cat(parts) for parts in zip(*batches(20), strict=True))
-    made = []
-    for kind in (CapturedEngine, LocalEngine):
-        one = engine(kind, "spgda")
-        one.objective.temper = 0.4
-        Trainer(one, SampleBatches(Samples(x, y), 64, 0, x.device), 4, memory=1.0).train()
-        made.append(one)
-    captured, eager = made
+    source = in_memory(20, 64)
+    one, other = Memory(source.samples.x, 1.0), Memory(source.samples.x, 1.0)
+    captured, eager = graph_engine("spgda", source, 4, memory=one), eager_engine("spgda", source, 4, memory=other)
+    for each in (captured, eager):
+        each.objective.temper = 0.4
+        train(each)
     assert captured.captured
     assert close(captured, eager, 1e-5)
-    assert captured.memory is not None
-    assert eager.memory is not None
-    torch.testing.assert_close(captured.memory.moves, eager.memory.moves, rtol=2e-3, atol=1e-3)
-    assert captured.memory.moves.abs().max() > 0
+    torch.testing.assert_close(one.moves, other.moves, rtol=2e-3, atol=1e-3)
+    assert one.moves.abs().max() > 0
 
 
 def test_engines_made_in_turn_keep_no_memory() -> None:
     """The matrix libraries hold on to tens of megabytes for every stream that they have met."""
     left = []
     for _ in range(3):
-        run(engine(CapturedEngine, "spgda"), batches(8))
+        train(graph_engine("spgda", Stream(batches(8))))
         gc.collect()
         left.append(torch.cuda.memory_allocated())
     assert left[2] == left[1]
