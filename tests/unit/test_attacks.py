@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rhobust.ascent import Ball, Point, Problem, Step
-from rhobust.attacks import ATTACKS, Attack, attack, errs, find_attack
+from rhobust.attacks import ATTACKS, Attack, attack, errs, find_attack, norm_of, only_weak
 from rhobust.certificates import certify
 from rhobust.costs import SquaredL2
 from rhobust.errors import ConfigError, DataError, Refused
@@ -379,3 +379,14 @@ def test_one_where_a_list_is_wanted_is_named(wrong: dict[str, object], said: str
         certify(model, (x, y), radii=0.1)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"samples are a pair \(x, y\)"):
         evaluate(model, x)  # type: ignore[arg-type]
+
+
+def test_the_norm_and_the_strength_of_an_attack_are_its_own() -> None:
+    l2 = ["fgsm-l2", "ifgsm-l2", "pgd-l2", "pgd-margin-l2", "apgd-l2", "apgd-margin-l2"]
+    assert [name for name in ATTACKS if norm_of(name) == 2] == l2
+    weak = ["fgsm", "ifgsm", "pgd-paper", "square", "fgsm-l2", "ifgsm-l2"]
+    assert [name for name in ATTACKS if only_weak([name])] == weak
+    assert only_weak(weak)
+    assert not only_weak([*weak, "pgd"])
+    with pytest.raises(ConfigError, match="unknown attack in a ball 'pdg'"):
+        only_weak(["pdg"])
