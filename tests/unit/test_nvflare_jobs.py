@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rhobust.config import Config
-from rhobust.engines.federated import FederatedRecord
 from rhobust.engines.nvflare import jobs
 from rhobust.engines.nvflare.coordinator import stop_file
 from rhobust.engines.nvflare.jobs import Submission
 from rhobust.engines.nvflare.kits import FederationError
 from rhobust.observer import Observer
+from rhobust.record import RoundRecord
 from rhobust.runs import Run
 
 
@@ -33,9 +33,14 @@ def submission(path: Path, observer: Observer | None = None) -> Submission:
     return Submission(kits, path, 30.0, observer or Observer())
 
 
+def round_of(step: int, workers: int, **dropped: str) -> RoundRecord:
+    numbers: dict[str, Any] = dict.fromkeys(("loss", "value", "gamma", "rho_eff", "stationarity"), 1.0)
+    counts: dict[str, Any] = {"gradients": 1, "bytes_up": 0, "bytes_down": 0}
+    return RoundRecord(step=step, epoch=0, accuracy=None, workers=workers, dropped=dropped, **numbers, **counts)
+
+
 def line(step: int) -> bytes:
-    record = FederatedRecord(step, 0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1, 3, {}, 0, 0)
-    return json.dumps(asdict(record)).encode() + b"\n"
+    return json.dumps(asdict(round_of(step, 3))).encode() + b"\n"
 
 
 @pytest.mark.parametrize("given", [{"workers": 3}, {"workers": 5, "partition": "sites"}])
@@ -86,7 +91,7 @@ def test_where_only_some_are_asked_one_who_is_gone_is_told_of_once(tmp_path: Pat
             told.append(message)
 
     follower = submission(tmp_path, Told())
-    gone = FederatedRecord(0, 0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1, 1, {"c": "no answer"}, 0, 0)
+    gone = round_of(0, 1, c="no answer")
     without = replace(gone, workers=2, dropped={})  # two of three were asked, and c was not
     for step, record in enumerate([gone, without, gone, without]):
         follower._tell(replace(record, step=step))
