@@ -24,18 +24,18 @@ from nvflare.collab.runtime.defs import SETUP_TASK_NAME, SYNC_TASK_NAME
 from nvflare.fuel.utils import fobs
 
 from rhobust.config import Config
-from rhobust.engines.federated import Task, Upload
 from rhobust.engines.nvflare import coordinator as coordinator_module
 from rhobust.engines.nvflare import site as site_module
 from rhobust.engines.nvflare.controller import PatientController
-from rhobust.engines.nvflare.coordinator import Coordinator
+from rhobust.engines.nvflare.coordinator import STOPPED, Coordinator
 from rhobust.engines.nvflare.jobs import job_of
 from rhobust.engines.nvflare.kits import COORDINATOR, SITE, Kits, make_kits
 from rhobust.engines.nvflare.processes import parties
 from rhobust.engines.nvflare.site import LocalData, Post, Site
 from rhobust.engines.nvflare.sites import Sites, _upload
 from rhobust.engines.nvflare.wire import Message, from_task, from_upload, to_task, to_upload
-from rhobust.errors import ConfigError, DataError, RunError
+from rhobust.errors import ConfigError, DataError, Halted, RunError
+from rhobust.messages import Task, Upload
 
 THETA = torch.tensor([0.1, -1e-45, 3e38, -0.0])
 TASK = Task(7, THETA, 0.3)
@@ -223,10 +223,19 @@ def test_who_is_being_shut_down_has_not_failed(monkeypatch: pytest.MonkeyPatch, 
             return lambda timeout: SimpleNamespace(gradient=lambda argument: Answers(a=1))
 
     monkeypatch.setattr(coordinator_module, "collab", Engine())
-    coordinator = Coordinator("run", str(tmp_path / "report.json"), ["a", "b"], 1.0)
+    report = tmp_path / "report.json"
+    coordinator = Coordinator("run", str(report), ["a", "b"], 1.0)
     if looks < 10:
-        with pytest.raises(RunAborted):
+        with pytest.raises(Halted):  # the loop keeps a checkpoint, and hands it on
             coordinator._call(["a", "b"], "gradient", {}, 1.0)
+
+        def train_run(*settings: object, **more: object) -> object:
+            return coordinator._call(["a", "b"], "gradient", {}, 1.0)
+
+        monkeypatch.setattr(coordinator_module, "train_run", train_run)
+        with pytest.raises(RunAborted):
+            coordinator.run()
+        assert json.loads(report.read_text()) == {"outcome": STOPPED}
         return
     values, failures = coordinator._call(["a", "b"], "gradient", {}, 1.0)
     assert values == {"a": 1}
