@@ -100,7 +100,8 @@ class Config:
     )
     precision: str = setting(
         "auto",
-        "Precision of the model's passes: float32, bfloat16, or auto (bfloat16 on a GPU, float32 otherwise and in federations).",
+        "Precision of the model's passes: float32, bfloat16, or auto (bfloat16 on a GPU, float32 otherwise and in "
+        "federations).",
         one_of(("auto", *PRECISIONS)),
     )
     threads: int | None = setting(None, "Number of CPU threads.", _threads, usual="PyTorch's")
