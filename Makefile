@@ -28,10 +28,10 @@ check: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest src --quiet  # the doctests
 
 bench: setup
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/digits.py
-	$(BIN)/python benchmarks/radius.py
-	$(BIN)/python benchmarks/mnist.py
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.digits
+	$(BIN)/python -m benchmarks.radius
+	$(BIN)/python -m benchmarks.mnist
 	$(BIN)/python -m benchmarks.federated
 
 # From the committed numbers; no GPU, no data, nothing is trained.

@@ -1,14 +1,10 @@
-"""Every method on the embedded digits, seeds 0 to 2: the table of the README.
+"""Every method on the embedded digits, seeds 0 to 2: the table and the picture of the README.
 
-python benchmarks/digits.py [--output results/digits.json]     trains, attacks, writes the numbers
-python benchmarks/digits.py --markdown                         prints the table from the committed numbers
-python benchmarks/digits.py --figure docs/images/digits.png    draws the README's picture from them
+python -m benchmarks.digits [--markdown] [--figure docs/images/digits.png]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,6 +13,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.command import command
 from rhobust import figures
 from rhobust.config import Config
 from rhobust.data import load_data
@@ -25,8 +22,9 @@ from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
 from rhobust.methods import methods
+from rhobust.record import rho_eff
+from rhobust.reproduction.tables import markdown
 from rhobust.start import train_run
-from rhobust.runs import rho_eff
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "digits.json"
@@ -83,53 +81,43 @@ def measure(variant: str, seed: int) -> dict[str, Any]:
     }
 
 
-def markdown(results: dict[str, Any]) -> str:
+def errors_table(results: dict[str, Any]) -> str:
     """Mean error in percent over the seeds, ± half of what lies between the highest and the lowest."""
     epsilons = results["settings"]["epsilons"]
     head = ["trained by", "clean", *(f"attacked {epsilon:g}" for epsilon in epsilons[1:]), "E[c]", "gradients per step"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for variant in dict.fromkeys(row["variant"] for row in results["rows"]):
-        rows = [row for row in results["rows"] if row["variant"] == variant]
-        cells = [variant]
-        for column in range(len(epsilons)):
-            errors = [100 * row["errors"]["worst"][column] for row in rows]
-            cells.append(f"{statistics.fmean(errors):.1f} ± {(max(errors) - min(errors)) / 2:.1f}")
-        cells.append(f"{statistics.fmean(row['rho_eff'] for row in rows):.3g}")
-        cells.append(f"{statistics.fmean(row['gradients_per_step'] for row in rows):.3g}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        seeds = [row for row in results["rows"] if row["variant"] == variant]
+        errors = [
+            [100 * error for error in over] for over in zip(*(row["errors"]["worst"] for row in seeds), strict=True)
+        ]
+        cells = [f"{statistics.fmean(over):.1f} ± {(max(over) - min(over)) / 2:.1f}" for over in errors]
+        spent = [f"{statistics.fmean(row[key] for row in seeds):.3g}" for key in ("rho_eff", "gradients_per_step")]
+        rows.append([variant, *cells, *spent])
+    return markdown(head, rows)
 
 
 def figure(results: dict[str, Any]) -> Figure:
-    """Mean error over the seeds against epsilon, for every method at its default knobs."""
+    """Mean error over the seeds against epsilon, a panel for each attack, for every method at its default knobs."""
     epsilons = results["settings"]["epsilons"]
-    curves = {
-        method: {
-            attack: {
-                epsilon: statistics.fmean(
-                    row["errors"][attack][i] for row in results["rows"] if row["variant"] == method
-                )
-                for i, epsilon in enumerate(epsilons)
-            }
-            for attack in CURVES
-        }
-        for method in methods()
-    }
-    return figures.error_curves(curves)
+    drawn, axes = figures.new_figure(len(CURVES), 1, 4.2 * len(CURVES), 4.2)
+    for axis, attack in zip(axes[0], CURVES, strict=True):
+        for method in methods():
+            seeds = [row["errors"][attack] for row in results["rows"] if row["variant"] == method]
+            means = [statistics.fmean(errors) for errors in zip(*seeds, strict=True)]
+            axis.plot(epsilons, means, label=method, **figures.style(method))
+        axis.set_title("the worst of all attacks" if attack == "worst" else f"{attack.upper()} attack")
+        axis.set_xlabel("epsilon (pixels in [-1, 1])")
+        axis.set_ylim(0, 1)
+        axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+        axis.grid(alpha=0.25)
+    axes[0][0].set_ylabel("error")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=-(-len(labels) // 2), frameon=False)
+    return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--figure", type=Path)
-    options = parser.parse_args()
-    if options.figure:
-        figures.save(figure(json.loads(options.output.read_text())), options.figure)
-        return
-    if options.markdown:
-        print(markdown(json.loads(options.output.read_text())))
-        return
+def measure_all(output: Path) -> None:
     torch.set_num_threads(1)
     rows = []
     for variant in VARIANTS:
@@ -147,9 +135,10 @@ def main() -> None:
         "restarts": RESTARTS,
         "variants": VARIANTS,
     }
-    write_json(options.output, {"settings": settings, "environment": environment("cpu"), "rows": rows})
-    print(markdown(json.loads(options.output.read_text())))
+    write_json(output, {"settings": settings, "environment": environment("cpu"), "rows": rows})
 
+
+TABLES = {"errors": errors_table}
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure_all, TABLES, figure=figure)

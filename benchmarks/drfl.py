@@ -2,15 +2,11 @@
 
 And, on the embedded digits, what local steps between two uploads buy.
 
-RHOBUST_DATA=... python benchmarks/drfl.py [--output results/drfl.json] [--jobs 4]    trains what the file lacks
-python benchmarks/drfl.py --markdown rounds|liars|local                               prints a table
-python benchmarks/drfl.py --figure docs/images/drfl.png                               draws the errors over rounds
+RHOBUST_DATA=... python -m benchmarks.drfl [--workers 4] [--only local/] [--markdown] [--figure docs/images/drfl.png]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -20,10 +16,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.command import command, read_json
 from rhobust import figures
 from rhobust.config import Config
 from rhobust.environment import environment
 from rhobust.files import write_json
+from rhobust.reproduction.tables import markdown, percent
 from rhobust.start import train_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "drfl.json"
@@ -73,7 +71,6 @@ def measure(name: str) -> dict[str, Any]:
         records = train_run(Path(directory) / "run", config).metrics()
     looks = [record for record in records if record["errors"]]
     return {
-        "name": name,
         "rounds": [record["step"] + 1 for record in looks],
         "errors": {key: [record["errors"][key] for record in looks] for key in looks[0]["errors"]},
         "rho_eff": [
@@ -87,82 +84,74 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def train(output: Path, workers: int, only: str) -> None:
-    done = json.loads(output.read_text())["runs"] if output.exists() else {}
+    """What the file lacks. An environment stands in it once; a run has its number."""
+    settings = {"shared": SHARED, "methods": METHODS}
+    found: Any = read_json(output) if output.exists() else {"settings": settings, "environments": [], "runs": {}}
+    done, places = found["runs"], found["environments"]
     left = [name for name in jobs() if name not in done and name.startswith(only)]
-    settings = {"jobs": jobs()}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(measure, name) for name in left]):
-            made = future.result()
-            done[made["name"]] = made
-            write_json(output, {"settings": settings, "runs": done})
-            print(f"{len(done)} of {len(jobs())}: {made['name']}: {made['errors']}", flush=True)
+        futures = {pool.submit(measure, name): name for name in left}
+        for future in as_completed(futures):
+            name, made = futures[future], future.result()
+            if made["environment"] not in places:
+                places.append(made["environment"])
+            done[name] = made | {"environment": places.index(made["environment"])}
+            write_json(output, found)
+            print(f"{len(done)} of {len(jobs())}: {name}: {made['errors']}", flush=True)
 
 
-def _spread(values: list[float]) -> str:
-    mean = 100 * statistics.fmean(values)
-    return f"{mean:.1f} ± {50 * (max(values) - min(values)):.1f}" if len(values) > 1 else f"{mean:.1f}"
-
-
-def rounds_table(runs: dict[str, Any]) -> str:
+def rounds_table(found: dict[str, Any]) -> str:
     """IFGSM error at epsilon 0.1 over rounds, and the clean error at the end."""
-    shown = (50, 100, 300, 1000)
-    head = ["data", "method", *(f"IFGSM after {round_}" for round_ in shown), "clean at the end", "E[c]"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    shown, runs, rows = (50, 100, 300, 1000), found["runs"], []
     for partition in PARTITIONS:
         for method in METHODS:
             seeds = [run for name, run in runs.items() if name.startswith(f"rounds/{partition}/{method}/")]
             at = {round_: index for index, round_ in enumerate(seeds[0]["rounds"])}
             cells = [
-                _spread([run["errors"]["ifgsm"][at[round_]] for run in seeds]) if round_ in at else ""
+                percent([run["errors"]["ifgsm"][at[round_]] for run in seeds]) if round_ in at else ""
                 for round_ in shown
             ]
-            cells += [_spread([run["errors"]["clean"][-1] for run in seeds])]
-            spent = statistics.fmean(run["rho_eff"][-1] for run in seeds)
-            lines.append(f"| {partition} | {method} | {' | '.join(cells)} | {spent:.2g} |")
-    return "\n".join(lines)
+            cells.append(percent([run["errors"]["clean"][-1] for run in seeds]))
+            rows.append([partition, method, *cells, f"{statistics.fmean(run['rho_eff'][-1] for run in seeds):.2g}"])
+    head = ["data", "method", *(f"IFGSM after {round_}" for round_ in shown), "clean at the end", "E[c]"]
+    return markdown(head, rows)
 
 
-def liars_table(runs: dict[str, Any]) -> str:
+def liars_table(found: dict[str, Any]) -> str:
     """Clean / IFGSM error after the last round, three of ten workers lying."""
-    head = ["aggregator", "all honest", *LIES]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for aggregator in AGGREGATORS:
-        cells = []
-        for lie in ("none", *LIES):
-            errors = runs[f"liars/{lie}/{aggregator}"]["errors"]
-            cells.append(f"{100 * errors['clean'][-1]:.1f} / {100 * errors['ifgsm'][-1]:.1f}")
-        lines.append(f"| {aggregator} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        errors = [found["runs"][f"liars/{lie}/{aggregator}"]["errors"] for lie in ("none", *LIES)]
+        rows.append([aggregator, *(f"{100 * one['clean'][-1]:.1f} / {100 * one['ifgsm'][-1]:.1f}" for one in errors)])
+    return markdown(["aggregator", "all honest", *LIES], rows)
 
 
-def local_table(runs: dict[str, Any]) -> str:
+def local_table(found: dict[str, Any]) -> str:
     """Clean / IFGSM error after some rounds, by the number of local steps: equal rounds are equal bytes."""
-    shown = (20, 60, 100, 200)
-    head = ["local steps", *(f"after {round_} rounds" for round_ in shown), "E[c]"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    shown, rows = (20, 60, 100, 200), []
     for steps in LOCAL_STEPS:
-        seeds = [run for name, run in runs.items() if name.startswith(f"local/{steps}/")]
+        seeds = [run for name, run in found["runs"].items() if name.startswith(f"local/{steps}/")]
         at = {round_: index for index, round_ in enumerate(seeds[0]["rounds"])}
         cells = [
-            " / ".join(_spread([run["errors"][kind][at[round_]] for run in seeds]) for kind in ("clean", "ifgsm"))
+            " / ".join(percent([run["errors"][kind][at[round_]] for run in seeds]) for kind in ("clean", "ifgsm"))
             for round_ in shown
         ]
-        spent = statistics.fmean(run["rho_eff"][-1] for run in seeds)
-        lines.append(f"| {steps} | {' | '.join(cells)} | {spent:.2g} |")
-    return "\n".join(lines)
+        rows.append([str(steps), *cells, f"{statistics.fmean(run['rho_eff'][-1] for run in seeds):.2g}"])
+    return markdown(["local steps", *(f"after {round_} rounds" for round_ in shown), "E[c]"], rows)
 
 
 TABLES = {"rounds": rounds_table, "liars": liars_table, "local": local_table}
 
 
-def figure(runs: dict[str, Any]) -> Figure:
+def figure(found: dict[str, Any]) -> Figure:
     """Error over rounds, means over the seeds; a column for each partition, a row for each kind of error."""
     kinds = {"clean": "clean error", "ifgsm": "error under IFGSM 0.1", "pgd": "error under PGD 0.1"}
     drawn, axes = figures.new_figure(len(kinds), len(PARTITIONS), 12, 6.4)
     for row, partition in zip(axes, PARTITIONS, strict=True):
         for axis, (kind, title) in zip(row, kinds.items(), strict=True):
             for method in METHODS:
-                seeds = [run for name, run in runs.items() if name.startswith(f"rounds/{partition}/{method}/")]
+                start = f"rounds/{partition}/{method}/"
+                seeds = [run for name, run in found["runs"].items() if name.startswith(start)]
                 means = [
                     statistics.fmean(values) for values in zip(*(run["errors"][kind] for run in seeds), strict=True)
                 ]
@@ -177,21 +166,6 @@ def figure(runs: dict[str, Any]) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="", help="names that start so")
-    parser.add_argument("--markdown", choices=TABLES)
-    parser.add_argument("--figure", type=Path)
-    options = parser.parse_args()
-    if options.figure:
-        figures.save(figure(json.loads(options.output.read_text())["runs"]), options.figure)
-    elif options.markdown:
-        print(TABLES[options.markdown](json.loads(options.output.read_text())["runs"]))
-    else:
-        train(options.output, options.jobs, options.only)
-
-
 if __name__ == "__main__":
-    main()
+    options = {"workers": (1, "trainings at once"), "only": ("", "only trainings whose names start so")}
+    command(__doc__, RESULTS, train, TABLES, figure=figure, options=options)

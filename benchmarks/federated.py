@@ -1,7 +1,6 @@
 """What a round costs: a plain loop, in process, in NVFlare's simulator, and deployed with mutual TLS on one machine.
 
-python benchmarks/federated.py [--output results/bench/federated.json] [--long 1000]    measures, in one go
-python benchmarks/federated.py --markdown                                               prints the table
+python -m benchmarks.federated [--long 1000] [--markdown]
 
 DRFL on the digits with the paper's network (its 714,058 weights travel in every round, while 8 x 8 images keep the
 arithmetic small), batches of 16, K = 2 and 10 workers. Seconds per round are the median over the rounds after the
@@ -10,7 +9,6 @@ first tenth for the plain loop, else the mean over the rounds after the start.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,12 +23,14 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.command import command
 from rhobust.build import compose_run, server_of, work_of
 from rhobust.config import Config
 from rhobust.data import digits
 from rhobust.engines.worker import Worker
 from rhobust.environment import environment
 from rhobust.files import write_json
+from rhobust.reproduction.tables import markdown
 from rhobust.runs import Run
 from rhobust.start import train_run
 from tests.deployments import deployed, in_process
@@ -172,7 +172,7 @@ def deployment(workers: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(long: int) -> dict[str, Any]:
+def measure(output: Path, long: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     rows = []
@@ -185,48 +185,38 @@ def measure(long: int) -> dict[str, Any]:
         print(f"K = {workers}, deployed: {row['deployed']}", flush=True)
         rows.append(row)
     soak = deployment(2, long)
-    return {"environment": environment("cpu"), "rounds": ROUNDS, "rows": rows, "soak": {"rounds": long, **soak}}
+    told = {"environment": environment("cpu"), "rounds": ROUNDS, "rows": rows, "soak": {"rounds": long, **soak}}
+    write_json(output, told)
 
 
-def markdown(results: dict[str, Any]) -> str:
-    head = [
-        "workers",
-        "plain loop",
-        "fused",
-        "loop, checked",
-        "NVFlare simulator",
-        "deployed, TLS",
-        "over the plain loop",
-        "goal",
-        "MB up and down",
-    ]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+def rounds_table(results: dict[str, Any]) -> str:
+    """Milliseconds a round."""
+    rows = []
     for row in results["rows"]:
-        found = row["deployed"]
-        met = "met" if found["seconds_per_round"] <= GOALS[row["workers"]] else "missed"
+        found, goal = row["deployed"], GOALS[row["workers"]]
         times = [row[key] for key in ("plain", "fused", "loop", "simulated")] + [found["seconds_per_round"]]
-        goal = f"<= {1000 * GOALS[row['workers']]:.0f}: {met}"
-        sent = f"{found['bytes_up'] / 1e6:.1f} and {found['bytes_down'] / 1e6:.1f}"
-        over = f"{found['seconds_per_round'] / row['plain']:.1f} times"
-        numbers = " | ".join(f"{1000 * one:.0f}" for one in times)
-        lines.append(f"| {row['workers']} | {numbers} | {over} | {goal} | {sent} |")
+        rows.append(
+            [
+                str(row["workers"]),
+                *(f"{1000 * one:.0f}" for one in times),
+                f"{found['seconds_per_round'] / row['plain']:.1f} times",
+                f"<= {1000 * goal:.0f}: {'met' if found['seconds_per_round'] <= goal else 'missed'}",
+                f"{found['bytes_up'] / 1e6:.1f} and {found['bytes_down'] / 1e6:.1f}",
+            ]
+        )
+    ways = ["plain loop", "fused", "loop, checked", "NVFlare simulator", "deployed, TLS"]
+    return markdown(["workers", *ways, "over the plain loop", "goal", "MB up and down"], rows)
+
+
+def memory_table(results: dict[str, Any]) -> str:
+    """What the server held, at some six rounds of the soak test."""
     held = results["soak"]["memory"]
-    marks = " | ".join(f"{size / 1e6:.0f}" for _, size in held[:: max(1, len(held) // 6)])
-    rounds = " | ".join(f"after {count}" for count, _ in held[:: max(1, len(held) // 6)])
-    lines += ["", f"| MB of the server | {rounds} |", f"|{'---|' * (marks.count('|') + 2)}", f"| 2 workers | {marks} |"]
-    return "\n".join(lines)
+    shown = held[:: max(1, len(held) // 6)]
+    row = ["2 workers", *(f"{size / 1e6:.0f}" for _, size in shown)]
+    return markdown(["MB of the server", *(f"after {count}" for count, _ in shown)], [row])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--long", type=int, default=1000, help="rounds of the soak test")
-    parser.add_argument("--markdown", action="store_true")
-    options = parser.parse_args()
-    if not options.markdown:
-        write_json(options.output, measure(options.long))
-    print(markdown(json.loads(options.output.read_text())))
-
+TABLES = {"rounds": rounds_table, "memory": memory_table}
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure, TABLES, options={"long": (1000, "rounds of the soak test")})

@@ -1,7 +1,6 @@
 """One training step on a GPU: ours as it is chosen by itself, its parts, and loops as others write them.
 
-python benchmarks/gpu.py [--output results/bench/gpu.json]      measures on this GPU what the file lacks
-python benchmarks/gpu.py --markdown steps|overhead|memory|precision    prints a table
+python -m benchmarks.gpu [--markdown]    measures on this GPU what the file lacks
 
 Every time is the median over windows, on the paper's network and random images: arithmetic does not depend on the
 pixels. RHOBUST_DATA names the data for the last part, which compares the errors that both precisions reach.
@@ -9,9 +8,7 @@ pixels. RHOBUST_DATA names the data for the last part, which compares the errors
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -23,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.command import command, read_json
 from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.batches import Batch, SampleBatches
 from rhobust.blocks import on_pixels
@@ -39,6 +37,7 @@ from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
+from rhobust.reproduction.tables import markdown
 from rhobust.samples import Samples
 from rhobust.start import train_run
 from rhobust.trained import load
@@ -222,7 +221,9 @@ def measured_step(name: str, size: int, how: str) -> dict[str, Any]:
 
 def measure(output: Path) -> None:
     """What the file lacks."""
-    found = json.loads(output.read_text()) if output.exists() else {"settings": {"precision": PRECISION}, "rows": {}}
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark measures a GPU, and torch sees none here")
+    found = read_json(output) if output.exists() else {"settings": {"precision": PRECISION}, "rows": {}}
     for name, job in jobs().items():
         if name not in found["rows"]:
             torch.compiler.reset()  # no row inherits another's kernels or memory
@@ -234,73 +235,51 @@ def measure(output: Path) -> None:
             print(name, found["rows"][name], flush=True)
 
 
-def steps_table(rows: dict[str, Any]) -> str:
+def steps_table(found: dict[str, Any]) -> str:
     """Milliseconds a step: every method, every way to run it."""
-    ways = [*ENGINES, *PEERS]
-    lines = [f"| method | batch | {' | '.join(f'{way}, ms' for way in ways)} | TFLOP/s of the last graph |"]
-    lines.append("|---|---|" + "---|" * (len(ways) + 1))
+    ways, lines = [*ENGINES, *PEERS], []
     for size in BATCHES:
         for name in MAXIMIZERS:
-            by_way = {way: row for way in ways if (row := rows.get(f"steps/{name}/{size}/{way}"))}
+            by_way = {way: row for way in ways if (row := found["rows"].get(f"steps/{name}/{size}/{way}"))}
             cells = [f"{by_way[way]['engine_ms']:.2f}" if way in by_way else "" for way in ways]
-            best = by_way["graph, bfloat16"]["tflops"]
-            lines.append(f"| {name} | {size} | {' | '.join(cells)} | {best:.0f} |")
-    return "\n".join(lines)
+            lines.append([name, str(size), *cells, f"{by_way['graph, bfloat16']['tflops']:.0f}"])
+    return markdown(["method", "batch", *(f"{way}, ms" for way in ways), "TFLOP/s of the last graph"], lines)
 
 
-def overhead_table(rows: dict[str, Any]) -> str:
+def overhead_table(found: dict[str, Any]) -> str:
     """The step of the engine over the bare graph."""
-    lines = ["| method | batch | how | bare graph, ms | engine, ms | overhead, ms |", "|---|---|---|---|---|---|"]
-    for name, row in rows.items():
+    lines = []
+    for name, row in found["rows"].items():
         if "graph_ms" in row:
-            over = row["engine_ms"] - row["graph_ms"]
-            cells = f"{row['graph_ms']:.3f} | {row['engine_ms']:.3f} | {over:.3f}"
-            lines.append(f"| {' | '.join(name.split('/')[1:])} | {cells} |")
-    return "\n".join(lines)
+            times = (row["graph_ms"], row["engine_ms"], row["engine_ms"] - row["graph_ms"])
+            lines.append([*name.split("/")[1:], *(f"{ms:.3f}" for ms in times)])
+    return markdown(["method", "batch", "how", "bare graph, ms", "engine, ms", "overhead, ms"], lines)
 
 
-def memory_table(rows: dict[str, Any]) -> str:
+def memory_table(found: dict[str, Any]) -> str:
     """Peak MiB of a training: every method, every way to run it."""
-    ways = [*ENGINES, *PEERS]
-    lines = [f"| method | batch | {' | '.join(f'{way}, MiB' for way in ways)} |", "|---|---|" + "---|" * len(ways)]
+    ways, lines = [*ENGINES, *PEERS], []
     for size in BATCHES:
         for name in MAXIMIZERS:
-            found = [rows.get(f"memory/{name}/{size}/{way}") for way in ways]
-            cells = [f"{row['peak_mb']:.0f}" if row else "" for row in found]
-            lines.append(f"| {name} | {size} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells = [found["rows"].get(f"memory/{name}/{size}/{way}") for way in ways]
+            lines.append([name, str(size), *(f"{row['peak_mb']:.0f}" if row else "" for row in cells)])
+    return markdown(["method", "batch", *(f"{way}, MiB" for way in ways)], lines)
 
 
-def precision_table(rows: dict[str, Any]) -> str:
+def precision_table(found: dict[str, Any]) -> str:
     """The errors that both precisions reach, mean and half the range over the seeds."""
-    made = {p: [row["errors"] for name, row in rows.items() if name.startswith(f"precision/{p}/")] for p in PRECISIONS}
+    rows = found["rows"].items()
+    made = {p: [row["errors"] for name, row in rows if name.startswith(f"precision/{p}/")] for p in PRECISIONS}
     kinds = list(made["float32"][0])
-    lines = [f"| precision | seeds | {' | '.join(f'{kind}, %' for kind in kinds)} |", "|---|---|" + "---|" * len(kinds)]
+    lines = []
     for precision, seeds in made.items():
-        cells = []
-        for kind in kinds:
-            values = [100 * errors[kind] for errors in seeds]
-            spread = f" ± {(max(values) - min(values)) / 2:.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.1f}{spread}")
-        lines.append(f"| {precision} | {len(seeds)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        errors = [[100 * one[kind] for one in seeds] for kind in kinds]
+        cells = [f"{statistics.fmean(over):.1f} ± {(max(over) - min(over)) / 2:.1f}" for over in errors]
+        lines.append([precision, str(len(seeds)), *cells])
+    return markdown(["precision", "seeds", *(f"{kind}, %" for kind in kinds)], lines)
 
 
 TABLES = {"steps": steps_table, "overhead": overhead_table, "memory": memory_table, "precision": precision_table}
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", choices=TABLES)
-    options = parser.parse_args()
-    if options.markdown:
-        print(TABLES[options.markdown](json.loads(options.output.read_text())["rows"]))
-    elif torch.cuda.is_available():
-        measure(options.output)
-    else:
-        raise SystemExit("this benchmark measures a GPU, and torch sees none here")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure, TABLES)

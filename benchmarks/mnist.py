@@ -1,12 +1,10 @@
 """The whole way on real MNIST with the paper's network, as a user goes it: train, evaluate, certify, report.
 
-RHOBUST_DATA=... python benchmarks/mnist.py [--output results/bench/mnist.json]    runs the commands, writes their times
-python benchmarks/mnist.py --markdown                                              prints the table
+RHOBUST_DATA=... python -m benchmarks.mnist [--markdown]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import command
 from rhobust.environment import environment
 from rhobust.files import write_json
+from rhobust.reproduction.tables import markdown
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "mnist.json"
 COMMANDS = (
@@ -36,7 +36,7 @@ def timed(command: str, place: Path) -> float:
     return time.perf_counter() - start
 
 
-def measure() -> dict[str, Any]:
+def measure(output: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         rows = []
@@ -47,25 +47,17 @@ def measure() -> dict[str, Any]:
         found = {kind: json.loads((place / "run" / f"{kind}.json").read_text()) for kind in kinds}
         size = (place / "report.html").stat().st_size
         settings = (place / "run" / "config.toml").read_text()
-    return {"environment": environment("cpu"), "config": settings, "rows": rows, "report_bytes": size, "found": found}
+    told = {"environment": environment("cpu"), "config": settings, "rows": rows, "report_bytes": size, "found": found}
+    write_json(output, told)
 
 
-def markdown(results: dict[str, Any]) -> str:
-    lines = ["| command | seconds |", "|---|---|"]
-    lines += [f"| `{row['command']}` | {row['seconds']:.0f} |" for row in results["rows"]]
-    lines.append(f"| together | {sum(row['seconds'] for row in results['rows']):.0f} |")
-    return "\n".join(lines)
+def seconds_table(results: dict[str, Any]) -> str:
+    seconds = {f"`{row['command']}`": row["seconds"] for row in results["rows"]}
+    seconds["together"] = sum(seconds.values())
+    return markdown(["command", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", action="store_true")
-    options = parser.parse_args()
-    if not options.markdown:
-        write_json(options.output, measure())
-    print(markdown(json.loads(options.output.read_text())))
-
+TABLES = {"seconds": seconds_table}
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure, TABLES)

@@ -1,7 +1,6 @@
 """What rhobust costs over the same arithmetic written by hand, and beside other libraries' PGD.
 
-    python benchmarks/overhead.py               measure, print the tables, write results/bench/overhead.json
-    python benchmarks/overhead.py --markdown    print the tables of that file, as they stand in docs/benchmarks.md
+python -m benchmarks.overhead [--scale 0.1] [--markdown]
 
 Every number is a ratio of two things measured side by side in one process with one thread, so that the machine's speed
 and its other work cancel: reference and contestant alternate, and each run of a contestant is divided by the mean of
@@ -11,7 +10,6 @@ other processes take.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import datetime
 import importlib.metadata
@@ -32,11 +30,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.command import command
 from rhobust import ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.attacks import Attack, attack
@@ -44,7 +41,7 @@ from rhobust.environment import environment
 from rhobust.files import write_json
 from rhobust.models import cnn, linear
 
-REPORT = Path(__file__).parents[1] / "results" / "bench" / "overhead.json"
+RESULTS = Path(__file__).parents[1] / "results" / "bench" / "overhead.json"
 
 Run = Callable[[], Tensor]
 """One training step or one attack; returns the zeta it found."""
@@ -449,7 +446,7 @@ def attack_contests(network: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Cont
     return contests, versions
 
 
-def measure(scale: float) -> dict[str, Any]:
+def measure(output: Path, scale: float) -> None:
     """Every comparison; `scale` multiplies the number of rounds."""
     start = time.perf_counter()
     torch.set_num_threads(SETTINGS.threads)
@@ -470,7 +467,7 @@ def measure(scale: float) -> dict[str, Any]:
     contests = [replace(each, rounds=max(2, round(scale * each.rounds)) if each.rounds else 0) for each in contests]
     timed = [row for contest in contests if contest.rounds for row in timings(contest)]
     peaks = [row for contest in contests if contest.memory for row in memories(contest)]
-    return {
+    report = {
         "settings": asdict(SETTINGS),
         "environment": {
             **environment("cpu"),
@@ -484,6 +481,7 @@ def measure(scale: float) -> dict[str, Any]:
         "time": [asdict(row) for row in timed],
         "memory": [asdict(row) for row in peaks],
     }
+    write_json(output, report)
 
 
 # The tables.
@@ -555,35 +553,10 @@ def markdown(report: dict[str, Any]) -> str:
     for header, *rows in (time_table(report), memory_table(report)):
         lines = [header, ["---"] * len(header), *rows]
         tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return "\n\n".join([conditions(report), *tables, price_of_a_gradient(report)]) + "\n"
+    return "\n\n".join([conditions(report), *tables, price_of_a_gradient(report)])
 
 
-def show(report: dict[str, Any]) -> None:
-    """The report on a terminal."""
-    console = Console()
-    for header, *rows in (time_table(report), memory_table(report)):
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for sentence in (price_of_a_gradient(report), conditions(report)):
-        console.print(sentence, highlight=False)
-
-
-def main() -> None:
-    """Measure and write, or show what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=REPORT, help="the report, a JSON file")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of rounds")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing; print the report as Markdown")
-    options = parser.parse_args()
-    if options.markdown:
-        print(markdown(json.loads(options.output.read_text())), end="")
-        return
-    report = measure(options.scale)
-    write_json(options.output, report)
-    show(report)
-
+TABLES = {"report": markdown}
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure, TABLES, options={"scale": (1.0, "multiplies the number of rounds")})

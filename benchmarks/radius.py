@@ -1,14 +1,10 @@
 """What a radius costs and what it buys on the embedded digits, seeds 0 to 2: the curve of docs/choosing-the-radius.md.
 
-python benchmarks/radius.py [--output results/radius.json]     trains, attacks, writes the numbers
-python benchmarks/radius.py --markdown                         prints the table from the committed numbers
-python benchmarks/radius.py --figure docs/images/radius.png    draws the picture from them
+python -m benchmarks.radius [--markdown] [--figure docs/images/radius.png]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,15 +13,16 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from rhobust import figures
+from benchmarks.command import command
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.environment import environment
 from rhobust.evaluate import evaluate
 from rhobust.files import write_json
 from rhobust.losses import cross_entropy
+from rhobust.record import rho_eff
+from rhobust.reproduction.tables import markdown, percent
 from rhobust.start import train_run
-from rhobust.runs import rho_eff
 from rhobust.trained import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "radius.json"
@@ -63,26 +60,20 @@ def measure(radius: float, seed: int) -> dict[str, Any]:
     }
 
 
-def errors(results: dict[str, Any], radius: float) -> list[list[float]]:
-    """Percent at one radius: clean, then under each attack; a list over the seeds for each."""
+def errors(results: dict[str, Any], radius: float) -> list[tuple[float, ...]]:
+    """At one radius: clean, then under each attack; a number for each seed."""
     rows = [row for row in results["rows"] if row["radius"] == radius]
-    return [
-        [100 * error for error in over]
-        for over in zip(*([row["clean"], *row["attacked"]] for row in rows), strict=True)
-    ]
+    return list(zip(*([row["clean"], *row["attacked"]] for row in rows), strict=True))
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """Mean error in percent over the seeds, ± half of what lies between the highest and the lowest."""
+def errors_table(results: dict[str, Any]) -> str:
     head = ["rho", "E[c]", "clean", *(f"attacked {epsilon:g}" for epsilon in results["settings"]["epsilons"])]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for radius in results["settings"]["radii"]:
         spent = statistics.fmean(row["rho_eff"] for row in results["rows"] if row["radius"] == radius)
-        cells = [f"{radius:g}" if radius else "0 (ERM)", f"{spent:.3g}"]
-        for over in errors(results, radius):
-            cells.append(f"{statistics.fmean(over):.1f} ± {(max(over) - min(over)) / 2:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        name = f"{radius:g}" if radius else "0 (ERM)"
+        rows.append([name, f"{spent:.3g}", *(percent(over) for over in errors(results, radius))])
+    return markdown(head, rows)
 
 
 def figure(results: dict[str, Any]) -> Figure:
@@ -102,8 +93,8 @@ def figure(results: dict[str, Any]) -> Figure:
     axis.minorticks_off()
     axis.set_xlabel("radius rho in training (squared pixels, pixels in [-1, 1])")
     axis.set_ylabel("test error")
-    axis.set_ylim(0, 100)
-    axis.yaxis.set_major_formatter(lambda percent, _: f"{percent:.0f} %")
+    axis.set_ylim(0, 1)
+    axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
     axis.grid(alpha=0.25)
     axis.set_title("Up to a point, a larger radius trades clean error for error under attack")
     handles, labels = axis.get_legend_handles_labels()
@@ -111,18 +102,7 @@ def figure(results: dict[str, Any]) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--figure", type=Path)
-    options = parser.parse_args()
-    if options.figure:
-        figures.save(figure(json.loads(options.output.read_text())), options.figure)
-        return
-    if options.markdown:
-        print(markdown(json.loads(options.output.read_text())))
-        return
+def measure_all(output: Path) -> None:
     torch.set_num_threads(1)
     rows = []
     for radius in RADII:
@@ -140,9 +120,10 @@ def main() -> None:
         "epsilons": EPSILONS,
         "restarts": RESTARTS,
     }
-    write_json(options.output, {"settings": settings, "environment": environment("cpu"), "rows": rows})
-    print(markdown(json.loads(options.output.read_text())))
+    write_json(output, {"settings": settings, "environment": environment("cpu"), "rows": rows})
 
+
+TABLES = {"errors": errors_table}
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, RESULTS, measure_all, TABLES, figure=figure)

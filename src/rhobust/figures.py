@@ -53,7 +53,6 @@ _MARKERS = {
 }
 GRAY = "#808080"  # of axes: visible on white and on black
 _WIDTH = 4.3  # of a panel, in inches of 72 units: about one CSS pixel a unit on a phone
-_MOST_COLUMNS = 9  # of a legend; more are put in two rows
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
@@ -134,26 +133,6 @@ class Panel:
         self.figure.set_facecolor("white")
         self.figure.legend(loc="outside lower center", frameon=False)
         save(self.figure, path, self._hints)
-
-
-def error_curves(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Figure:
-    """Error against epsilon, a panel for each attack: errors[method][attack][epsilon], fractions."""
-    attacks = list(next(iter(errors.values())))
-    figure, axes = new_figure(len(attacks), 1, 4.2 * len(attacks), 4.2)
-    for axis, attack in zip(axes[0], attacks, strict=True):
-        for method, by_attack in errors.items():
-            points = sorted(by_attack[attack].items())
-            axis.plot(*zip(*points, strict=True), label=method, **style(method))
-        axis.set_title("the worst of all attacks" if attack == "worst" else f"{attack.upper()} attack")
-        axis.set_xlabel("epsilon (pixels in [-1, 1])")
-        axis.set_ylim(0, 1)
-        axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-        axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel("error")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    columns = len(labels) if len(labels) <= _MOST_COLUMNS else -(-len(labels) // 2)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-    return figure
 
 
 def to_svg(figure: Figure, title: str, hints: Mapping[str, Sequence[str]] | None = None) -> str:
