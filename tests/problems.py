@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.objective import RobustObjective
 from rhobust.problem import Problem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ def check_sup(solved: Solved, zeta: Tensor, tolerance: float = 1e-9) -> None:
     if solved.problem.bounds is not None:
         lower, upper = solved.problem.bounds
         assert ((lower <= zeta) & (zeta <= upper)).all()
+
+
+def known(value: T | None) -> T:
+    """A gradient, an accuracy or a bound that has to be there."""
+    assert value is not None
+    return value
 
 
 def generator(seed: int) -> torch.Generator:
@@ -233,7 +242,7 @@ def margin_sup(bias: float, rate: float, gamma: float, cap: float = math.inf, ga
     top = min(cap, rate / (2 * gamma))
     border = np.clip((np.linspace(-5, 40, 4001) - bias) / rate, 0, top)  # a sigmoid is steep there, and only there
     grid = np.unique(np.concatenate([np.linspace(0, top, 4001), top * np.logspace(-12, 0, 400), border]))
-    gains = gain(grid, bias, rate, gamma)
+    gains = np.asarray(gain(grid, bias, rate, gamma))
     best = int(gains.argmax())
     cell = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     polished = minimize_scalar(

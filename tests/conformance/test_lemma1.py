@@ -22,6 +22,7 @@ from tests.problems import (
     NORMS,
     Norm,
     generator,
+    known,
     length,
     linear_loss,
     linear_model,
@@ -70,8 +71,9 @@ class Solution:
 
 
 def solve(loss: Loss, norm: Norm, z: Tensor, y: Tensor, theta: Tensor, gamma: float) -> Solution:
+    model = linear_model(theta)
     objective = RobustObjective(
-        linear_model(theta),
+        model,
         loss.loss,
         radius=0.5,
         cost=norm.cost,
@@ -81,7 +83,7 @@ def solve(loss: Loss, norm: Norm, z: Tensor, y: Tensor, theta: Tensor, gamma: fl
     )
     surrogate = objective(z, y)
     surrogate.value.backward()
-    slope = torch.cat([objective.model.weight.grad[0], objective.gamma.grad[None]])
+    slope = torch.cat([known(model.weight.grad)[0], known(objective.gamma.grad)[None]])
     return Solution(theta, gamma, surrogate.zeta[0], slope)
 
 

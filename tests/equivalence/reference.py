@@ -271,6 +271,9 @@ class MultiplicativeGamma:
         return gamma * math.exp(-self.lr * min(max(gradient / rho, -1.0), 1.0))
 
 
+GammaRule = ProjectedGamma | AdamGamma | MultiplicativeGamma
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The algorithms: they differ in line 3 only, which is the argument `ascent`.
 
@@ -284,7 +287,7 @@ class Reference:
     ascent: Ascent
     optimizer: Sgd | Adam
     prox: Prox
-    gamma_rule: ProjectedGamma | AdamGamma | MultiplicativeGamma
+    gamma_rule: GammaRule
     rho: float
     gamma: float
     gamma_min: float

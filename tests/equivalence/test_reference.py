@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.equivalence.reference import Reference
 STEPS, BATCH, FEATURES = 20, 5, 4
 TOLERANCE = 1e-10
 BOX = (-1.0, 1.0)
+Bounds = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[], r
     ),
     "Adam": (lambda weights: torch.optim.Adam(weights, lr=0.02), lambda: reference.Adam(lr=0.02)),
 }
-GAMMA_RULES: dict[str, tuple[GammaRule, Callable[[], object]]] = {
+GAMMA_RULES: dict[str, tuple[GammaRule, Callable[[], reference.GammaRule]]] = {
     "projected gradient": (rhobust.ProjectedGradient(lr=0.5), lambda: reference.ProjectedGamma(lr=0.5)),
     "Adam": (rhobust.AdamGamma(lr=0.05), lambda: reference.AdamGamma(lr=0.05)),
     "multiplicative": (rhobust.Multiplicative(lr=0.1), lambda: reference.MultiplicativeGamma(lr=0.1)),
@@ -133,12 +135,12 @@ def close(fast: Tensor, literal: object) -> None:
     torch.testing.assert_close(fast.detach(), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def flat(tensors: list[Tensor]) -> Tensor:
+def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-def pair(task: Task, ascent: str, regularizer: str, optimizer: str, rule: str, bounds: tuple | None) -> Pair:
-    settings = {"gamma": 1.2, "gamma_min": 0.9, "bounds": bounds}
+def pair(task: Task, ascent: str, regularizer: str, optimizer: str, rule: str, bounds: Bounds) -> Pair:
+    settings: dict[str, Any] = {"gamma": 1.2, "gamma_min": 0.9, "bounds": bounds}
     maximizer, literal_ascent = ASCENTS[ascent]
     r, prox = REGULARIZERS[regularizer]
     build, literal_optimizer = OPTIMIZERS[optimizer]
@@ -153,7 +155,7 @@ def pair(task: Task, ascent: str, regularizer: str, optimizer: str, rule: str, b
 @pytest.mark.parametrize("bounds", [None, BOX], ids=["free", "box"])
 @pytest.mark.parametrize("ascent", ASCENTS)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_ascent_takes_the_reference_path(task: Callable[[], Task], ascent: str, bounds: tuple | None) -> None:
+def test_every_ascent_takes_the_reference_path(task: Callable[[], Task], ascent: str, bounds: Bounds) -> None:
     problem = task()
     both = pair(problem, ascent, "l1", "Adam", "multiplicative", bounds)
     surrogates = [both.step(x, y) for x, y in problem.batches]

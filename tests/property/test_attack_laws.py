@@ -13,8 +13,8 @@ from rhobust.apgd import AutoPGD
 from rhobust.ascent import Ball, Problem, maximize
 from rhobust.attacks import ATTACKS, Attack, attack, errs
 from rhobust.costs import SquaredL2
-from rhobust.data import Samples
 from rhobust.evaluate import evaluate
+from rhobust.samples import Samples
 from rhobust.search import random_squares
 
 LOSS = partial(cross_entropy, reduction="none")
@@ -22,7 +22,7 @@ law = settings(deadline=None, derandomize=True, max_examples=30)
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor, tuple[float, float]]:
+def problems(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor, Tensor, tuple[float, float]]:
     """A small random net on images or vectors in a random box, labeled mostly by itself."""
     torch.manual_seed(draw(st.integers(0, 10_000)))
     shape = draw(st.sampled_from([(5,), (1, 4, 4), (3, 2, 5)]))
@@ -32,7 +32,7 @@ def problems(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor, tuple[float, f
     features = math.prod(shape)
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     with torch.no_grad():
-        model[-1].weight.mul_(scale)  # type: ignore[union-attr, operator]
+        model.get_parameter("3.weight").mul_(scale)
         x = bounds[0] + (bounds[1] - bounds[0]) * torch.rand(12, *shape)
         x = x.clamp(*bounds)
         y = model(x).argmax(1)
@@ -126,14 +126,14 @@ def test_auto_pgd_answers_with_the_best_point_it_saw_and_none_it_saw_left_ball_o
 @law
 @given(problems(), st.floats(1e-2, 1), st.integers(-8, 8), st.integers(0, 100))
 def test_up_the_scaled_margin_the_scale_of_the_logits_changes_nothing(
-    problem: tuple[nn.Module, Tensor, Tensor, tuple[float, float]], epsilon: float, power: int, seed: int
+    problem: tuple[nn.Sequential, Tensor, Tensor, tuple[float, float]], epsilon: float, power: int, seed: int
 ) -> None:
     """To the bit, for powers of two."""
     model, x, y, bounds = problem
     found = []
     for scale in (1.0, 2.0**power):
         with torch.no_grad():
-            for weight in model[-1].parameters():  # type: ignore[index, union-attr]
+            for weight in model[-1].parameters():
                 weight.mul_(scale)
         torch.manual_seed(seed)
         found.append(attack(model, x, y, ATTACKS["apgd-margin"](epsilon), loss=LOSS, bounds=bounds))

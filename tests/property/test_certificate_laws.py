@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 from rhobust import certificates
 from rhobust.certificates import certify
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
-from rhobust.data import Samples
 from rhobust.dual import Certificate, Column, Dual
 from rhobust.losses import cross_entropy
-from tests.problems import NORMS, Norm, generator, length, linear_model, normal, uniform
+from rhobust.samples import Samples
+from tests.problems import NORMS, Norm, generator, known, length, linear_model, normal, uniform
 
 BOX = (-1.0, 1.0)
 SEEDS = st.integers(0, 10**6)
@@ -28,7 +29,7 @@ law = settings(deadline=None, derandomize=True, max_examples=15)
 each_norm = pytest.mark.parametrize("norm", NORMS, ids=str)
 
 
-def network(draws: torch.Generator, smooth: bool, scale: float = 2.0) -> nn.Module:
+def network(draws: torch.Generator, smooth: bool, scale: float = 2.0) -> nn.Sequential:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Tanh() if smooth else nn.ReLU(), nn.Linear(6, 3)).double()
     with torch.no_grad():
         for weight in model.parameters():
@@ -40,18 +41,16 @@ def samples_for(draws: torch.Generator, classes: int, count: int = 7) -> Samples
     return Samples(uniform(draws, *BOX, count, 2, 2), torch.randint(0, classes, (count,), generator=draws))
 
 
-def linear(draws: torch.Generator, classes: int, scale: float = 1.0) -> nn.Module:
+def linear(draws: torch.Generator, classes: int, scale: float = 1.0) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), linear_model(scale * normal(draws, classes, 4)))
 
 
-def certify_and_keep(
-    monkeypatch: pytest.MonkeyPatch, *args: object, **kwargs: object
-) -> tuple[list[Certificate], Dual]:
+def certify_and_keep(monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> tuple[list[Certificate], Dual]:
     """The certificates and the columns behind them."""
     made: list[Dual] = []
 
     class Kept(Dual):
-        def __init__(self, *args: object) -> None:
+        def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(self)
 
@@ -88,7 +87,7 @@ def test_bound_is_never_below_attained_nor_attained_below_clean(
 def test_a_line_through_what_is_attained_is_not_below_it_by_rounding(
     gamma: float, cost: float, loss: float, share: float
 ) -> None:
-    dual = Dual.__new__(Dual)
+    dual: Any = Dual.__new__(Dual)
     dual.sup = SimpleNamespace(proof=math.inf)
     touching = loss - gamma * cost  # a line with this clean loss goes through both columns
     dual.doubted, dual.spread = None, []
@@ -112,7 +111,7 @@ def test_what_is_attained_is_in_the_ball_and_the_box(kind: str, norm: Norm, monk
         spent = attained = 0.0
         for weight, column in ((1 - mixture.weight, mixture.near), (mixture.weight, mixture.far)):
             assert 0 <= weight <= 1
-            zeta = column.zeta
+            zeta = known(column.zeta)
             assert zeta.shape == samples.x.shape
             if bounds is not None:
                 assert zeta.abs().max() <= 1
@@ -190,23 +189,25 @@ def attacked(
     return zeta
 
 
-HOOKS = {
+def shortened(module: nn.Module, before: Any, after: Any) -> Any:
+    """A backward hook, for which a gradient is a tenth of what it was."""
+    return tuple(one if one is None or not one.is_floating_point() else 0.1 * one for one in before)
+
+
+def shortened_first(module: nn.Module, after: Any) -> Any:
+    """The same before the backward pass of a module, which has one output."""
+    return (0.1 * after[0],)
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "none": lambda part: None,
     "forward": lambda part: part.register_forward_hook(lambda module, inputs, output: 1.3 * output),
     "pre": lambda part: part.register_forward_pre_hook(lambda module, inputs: (1.3 * inputs[0], *inputs[1:])),
-    "backward": lambda part: part.register_full_backward_hook(
-        lambda module, before, after: tuple(
-            one if one is None or not one.is_floating_point() else 0.1 * one for one in before
-        )
-    ),
-    "backward pre": lambda part: part.register_full_backward_pre_hook(lambda module, after: (0.1 * after[0],)),
+    "backward": lambda part: part.register_full_backward_hook(shortened),
+    "backward pre": lambda part: part.register_full_backward_pre_hook(shortened_first),
     "own forward": lambda part: setattr(part, "forward", lambda *inputs: 1.3 * type(part).forward(part, *inputs)),
     "global": lambda part: nn.modules.module.register_module_forward_hook(lambda module, inputs, output: 1.3 * output),
-    "global backward": lambda part: nn.modules.module.register_module_full_backward_hook(
-        lambda module, before, after: tuple(
-            one if one is None or not one.is_floating_point() else 0.1 * one for one in before
-        )
-    ),
+    "global backward": lambda part: nn.modules.module.register_module_full_backward_hook(shortened),
 }
 
 
@@ -276,7 +277,7 @@ def test_an_estimate_is_not_below_what_moving_samples_to_their_corners_attains(
     samples = Samples(samples.x, model(samples.x).argmax(1))  # sure of all: no slope anywhere
     model, x = (model.float(), samples.x.float()) if single else (model, samples.x)
     (found,) = certify(model, Samples(x, samples.y), loss=cross_entropy, radii=[radius], cost=SquaredLinf(), bounds=BOX)
-    weight, at = model[1].weight.detach(), torch.arange(len(x))
+    weight, at = model.get_parameter("1.weight").detach(), torch.arange(len(x))
     costs, losses = [torch.zeros(len(x))], [cross_entropy(model(x), samples.y).detach()]
     for target in range(classes):
         corner = (weight[target] - weight[samples.y]).sign().reshape(x.shape)

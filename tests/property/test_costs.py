@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def test_powers_without_strong_convexity_are_refused(p: float) -> None:
 
 @pytest.mark.parametrize("make", [SquaredL2, SquaredLinf, lambda kappa: SquaredLp(1.5, kappa)])
 @pytest.mark.parametrize("kappa", [-1.0, math.nan])
-def test_negative_label_costs_are_refused(make: type[Cost], kappa: float) -> None:
+def test_negative_label_costs_are_refused(make: Callable[[float], Cost], kappa: float) -> None:
     with pytest.raises(Refused, match="kappa"):
         make(kappa)
 

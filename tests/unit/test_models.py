@@ -33,7 +33,7 @@ def test_same_padding_is_torch_s_own_where_torch_has_it() -> None:
     """torch knows padding='same' for stride 1 only."""
     torch.manual_seed(0)
     ours = build_model("cnn-stride1", Size([1, 28, 28]), 10)
-    padded, convolution = ours[0], ours[1]
+    padded, convolution, *_ = ours.children()
     assert isinstance(padded, nn.ZeroPad2d)
     assert isinstance(convolution, nn.Conv2d)
     theirs = nn.Conv2d(1, 64, 8, padding="same")

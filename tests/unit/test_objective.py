@@ -18,6 +18,7 @@ import rhobust
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
 from rhobust.errors import DataError, Refused
+from tests.problems import known
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 ORACLE = Oracle(accuracy=1e-5)
@@ -29,7 +30,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
     return (output.reshape(len(y), -1)[:, 0] - y).square()
 
 
-def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def network(shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     """A small model for samples of any shape, also of none."""
     return nn.Sequential(
         nn.Unflatten(0, (-1, 1)) if not shape else nn.Flatten(),
@@ -41,7 +42,7 @@ def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def classification(
     shape: tuple[int, ...] = (3,), dtype: torch.dtype = torch.float32
-) -> tuple[nn.Module, Tensor, Tensor]:
+) -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(0)
     return network(shape, 3).to(dtype), torch.randn(6, *shape, dtype=dtype), torch.randint(3, (6,))
 
@@ -62,7 +63,7 @@ def test_every_field_of_the_surrogate_is_what_its_name_says(
     task: str, dtype: torch.dtype, shape: tuple[int, ...], maximizer: Maximizer
 ) -> None:
     model, x, y = classification(shape, dtype)
-    loss = CROSS_ENTROPY
+    loss: Callable[[Tensor, Tensor], Tensor] = CROSS_ENTROPY
     if task == "regression":
         model, y, loss = network(shape, 1).to(dtype), torch.randn(6, dtype=dtype), squared_error
     objective = rhobust.RobustObjective(model, loss, radius=0.3, gamma=2.5, maximizer=maximizer)
@@ -221,7 +222,7 @@ def brute_force_labels(
 def test_labels_flip_where_that_pays_more_than_kappa_and_the_flip_is_charged(maximizer: Maximizer) -> None:
     model, x, _ = classification(dtype=torch.float64)
     with torch.no_grad():
-        model[3].weight.mul_(4)
+        model.get_parameter("3.weight").mul_(4)
     y = model(x).argmax(1)  # confident samples, for which another label costs a lot of loss
     objective = rhobust.RobustObjective(
         model, CROSS_ENTROPY, radius=0.3, gamma=1.5, maximizer=maximizer, cost=SquaredL2(kappa=0.8)
@@ -350,6 +351,8 @@ def test_during_the_ascent_weights_require_no_gradient_and_the_model_is_in_evalu
 
 class Restless(nn.Module):
     """Draws random numbers and counts its passes in a buffer, in every mode."""
+
+    passes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -547,7 +550,7 @@ def test_autocast_lowers_the_precision_of_the_model_and_of_nothing_else(maximize
         return surrogate, objective
 
     exact, _ = solve(lowered=False)
-    full = [weight.grad.clone() for weight in model.parameters()]
+    full = [known(weight.grad).clone() for weight in model.parameters()]
     precisions.clear()
     surrogate, objective = solve(lowered=True)
     assert set(precisions) == {torch.bfloat16}

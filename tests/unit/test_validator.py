@@ -36,6 +36,8 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 class Counting(nn.Linear):
     """A linear layer that counts its passes in a buffer, so that a pass before a refusal shows."""
 
+    passes: Tensor
+
     def __init__(self) -> None:
         super().__init__(3, 3)
         self.register_buffer("passes", torch.zeros(()))
