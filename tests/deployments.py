@@ -129,8 +129,9 @@ def deployed(path: Path, sites: int) -> Iterator[Deployment]:
 def digits_file(path: Path) -> Path:
     """The digits as somebody would bring their own data: quicker to load than from the package they come with."""
     data = digits()
-    arrays = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}
-    np.savez(path, bounds=np.array(data.bounds), **{name: tensor.numpy() for name, tensor in arrays.items()})
+    parts = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in parts.items()}
+    np.savez(path, bounds=np.array(data.bounds), **arrays)
     return path
 
 

@@ -630,13 +630,16 @@ def test_a_spoilt_measurement(run: Run) -> None:
     law()
 
 
+WRONG_ROWS: list[Any] = [{}, None, [3], [{}], [CELL | {"error": "x"}], [CELL | {"attack": None}]]
+
+
 @pytest.mark.parametrize(
     "edited",
     [
         *({key: ...} for key in CONTENT if key not in ("flags", "checked")),
         *({"clean": wrong} for wrong in ("low", True, [0.1], math.nan, math.inf, 10**400)),
         *({"samples": wrong} for wrong in (9.5, True, None)),
-        *({"attacked": wrong} for wrong in ({}, None, [3], [{}], [CELL | {"error": "x"}], [CELL | {"attack": None}])),
+        *({"attacked": wrong} for wrong in WRONG_ROWS),
         *({"flags": wrong} for wrong in ("none", [FLAG | {"check": 3}], [{"check": "grows"}])),
         *({"settings": wrong} for wrong in (3, None, ["a"])),
     ],

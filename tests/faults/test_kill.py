@@ -156,7 +156,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     content = bytearray(newest.read_bytes())
     if damage == "flipped bit":
         content[-100] ^= 1
-    newest.write_bytes({"flipped bit": content, "cut short": content[: len(content) // 2], "emptied": b""}[damage])
+    newest.write_bytes(
+        {"flipped bit": content, "cut short": content[: len(content) // 2], "emptied": bytearray()}[damage]
+    )
     resumed = subprocess.run(training("--resume", str(path)), capture_output=True, text=True, check=True)
     assert newest.name in resumed.stderr
     assert_same_run(path, undisturbed)

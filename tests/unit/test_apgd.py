@@ -17,11 +17,12 @@ from rhobust.ascent import Ball, Step, maximize
 from rhobust.attacks import ATTACKS, Attack, attack, errs, verified
 from rhobust.audit import _attacks, _seeded
 from rhobust.costs import SquaredL2
-from rhobust.data import Samples, digits
+from rhobust.data import digits
 from rhobust.evaluate import evaluate
 from rhobust.losses import margin, scaled_margin
 from rhobust.models import mlp
 from rhobust.problem import Problem
+from rhobust.samples import Samples
 
 LOSS = partial(cross_entropy, reduction="none")
 BOUNDS = (-1.0, 1.0)
@@ -45,7 +46,7 @@ class Reference:
 
     def __init__(self, f: Callable[[Tensor], Tensor], z: Tensor, start: Tensor, way: AutoPGD) -> None:
         self.f, self.low, self.high = f, (z - way.epsilon).clamp_min(-1), (z + way.epsilon).clamp_max(1)
-        eta, steps, w = way.step_size or 2 * way.epsilon, way.steps, self.marks(way.steps)
+        eta, steps, w = way.step_size or 2 * way.epsilon, way.count, self.marks(way.count)
         self.x = [start]
         self.values = [self.value(start)]
         self.etas = [eta]  # the one that leads away from x[k]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,8 +145,8 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Archive, list[str]]]:
     asked: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(offered))  # type: ignore[arg-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(offered))
 
         def log_message(self, form: str, *args: object) -> None:
             asked.append(str(args[0]))
@@ -221,9 +222,9 @@ def test_npz_with_numbers_with_bytes_and_with_a_test_set(tmp_path: Path) -> None
         ({"x": np.array([{}]), "y": np.zeros(1, dtype=int)}, "cannot be read as an .npz file"),
     ],
 )
-def test_an_unusable_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_an_unusable_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     path = tmp_path / "mine.npz"
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays)
     with pytest.raises(DataError, match=message):
         from_npz(path)
 

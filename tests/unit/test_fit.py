@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import rhobust
 from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
-from rhobust.data import Samples
 from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import cross_entropy
+from rhobust.samples import Samples
 from rhobust.trained import TrainedModel
 
 X = torch.linspace(-1, 1, 24).reshape(8, 3)
@@ -162,15 +162,15 @@ def test_data_that_are_sorted_are_not_taken_for_their_first_part() -> None:
         y = order // 1500
         model = nn.Linear(3, 2)
         rate = torch.optim.SGD(model.parameters(), lr=1.0)  # in six steps the model has to learn something
-        sizes = {"epochs": np.int64(1), "batch_size": np.int64(500)}
+        sizes: dict[str, Any] = {"epochs": np.int64(1), "batch_size": np.int64(500)}
         rhobust.fit(model, (x[order], y), method="spgda", radius=0.5, optimizer=rate, **sizes)
 
 
 def test_a_model_that_has_learned_nothing_is_warned_of_from_the_line_that_called() -> None:
     x, y = torch.ones(400, 3), torch.arange(400) % 2
-    settings = {"method": "fgsm", "epochs": 2}
+    settings: dict[str, Any] = {"method": "fgsm", "epochs": 2}
     with pytest.warns(UserWarning, match="has learned nothing. The moves of its training may hide") as said:
-        rhobust.fit(nn.Linear(3, 2), (x, y), **settings)  # type: ignore[arg-type]
+        rhobust.fit(nn.Linear(3, 2), (x, y), **settings)
     assert said[0].filename == __file__
 
 
@@ -278,10 +278,11 @@ def test_labels_of_pixels_are_for_a_loss_that_adds_them_up(loss: Any) -> None:
     ("keyword", "said"), [("lr", "the learning rate is the optimizer's"), ("device", "trained where it is")]
 )
 def test_settings_of_the_command_are_told_where_they_belong(keyword: str, said: str) -> None:
+    settings: dict[str, Any] = {keyword: 0.1}
     with pytest.raises(ConfigError, match=said):
-        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", **{keyword: 0.1})
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", **settings)
     with pytest.raises(Refused, match=r"the class CrossEntropyLoss; build one: CrossEntropyLoss\(reduction='none'\)"):
-        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", loss=nn.CrossEntropyLoss)
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="erm", loss=nn.CrossEntropyLoss)  # type: ignore[arg-type]
 
 
 def test_data_that_no_number_is_large_enough_for_are_named_before_the_rate() -> None:

@@ -70,7 +70,7 @@ def test_metrics_that_were_cut_back_and_grew_again_are_read_from_a_whole_line(tm
 def test_a_stop_waits_for_the_round_before_the_job_is_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    report, now, aborted = tmp_path / "report.json", [0.0], []
+    report, now, aborted = tmp_path / "report.json", [0.0], list[str]()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -78,7 +78,7 @@ def test_a_stop_waits_for_the_round_before_the_job_is_aborted(
             report.write_text('{"outcome": "stopped"}')
 
     monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    jobs._stop(SimpleNamespace(abort_job=aborted.append), "job", report, 60.0)  # type: ignore[arg-type]
+    jobs._stop(SimpleNamespace(abort_job=aborted.append), "job", report, 60.0)
     assert aborted == ([] if answers else ["job"])
     assert not stop_file(report).exists()
 
@@ -113,5 +113,5 @@ def test_sites_that_are_coming_back_are_waited_for_and_others_named(
     monkeypatch.setattr(jobs, "present", lambda session: {"a": False})  # one of three, for good
     config = Config.resolve({"method": "drfl", "radius": 1, "workers": 3, "quorum": 2}, here=False)
     with pytest.raises(FederationError, match="2 sites are needed and 1 are there; missing: b, c"):
-        submission(tmp_path)._take_part(SimpleNamespace(), Run(tmp_path), config)  # type: ignore[arg-type]
+        submission(tmp_path)._take_part(SimpleNamespace(), Run(tmp_path), config)
     assert now[0] >= jobs._REJOINING

@@ -194,11 +194,16 @@ def called_by(monkeypatch: pytest.MonkeyPatch, caller: str) -> None:
 
 def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever chooses theta and the size of a batch can read single samples from the answer.
-    site, done = Site(), []
+    site, done = Site(), list[str]()
+
+    def work() -> dict[str, Any]:
+        done.append("work")
+        return {}
+
     called_by(monkeypatch, "site-2")
     for ask in (lambda: site.gradient(from_task(TASK)), lambda: site.prepare({"config": ""})):
         assert ask() == {"problem": "Stranger"}
-    assert site._answered(lambda: {"done": done.append(1)}) == {"problem": "Stranger"}
+    assert site._answered(work) == {"problem": "Stranger"}
     assert (site._post, done) == (None, [])
     called_by(monkeypatch, "server")
     assert site.gradient(from_task(TASK)) == {"problem": "RhobustError"}  # it was heard: there are no settings yet

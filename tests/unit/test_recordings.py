@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -52,8 +52,9 @@ class Recording:
 
 
 class Recordings(graphs.Graphs[Any]):
-    def warming(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        yield
 
     def _capture(self, batch: Sequence[Tensor], turn: int) -> None:
         engine = self.work.__self__  # type: ignore[attr-defined]

@@ -244,7 +244,7 @@ def test_one_restart_does_not_beat_three(attack: str) -> None:
 
 def test_rows_that_are_equal_as_printed_are_all_named() -> None:
     def made(**errors: float) -> str:
-        rows = {"spgda": {"radius": 2.0}, "drfl": {"radius": 2.0}}
+        rows: dict[str, Any] = {"spgda": {"radius": 2.0}, "drfl": {"radius": 2.0}}
         return summary(
             report(*(entry({EVALUATION: evaluated(0.02, e)}, method=m, **rows.get(m, {})) for m, e in errors.items()))
         )
@@ -483,14 +483,15 @@ def test_the_measuring_commands_say_what_was_asked() -> None:
 
 
 def test_settings_without_a_say_do_not_set_rows_of_a_federation_apart() -> None:
-    drfl = {"method": "drfl", "radius": 2.0}
+    drfl: dict[str, Any] = {"method": "drfl", "radius": 2.0}
     alike = [entry(**drfl), entry(**drfl, seed=1, evaluate_every=20), entry(**drfl, seed=2)]
     assert [row.name for row in report(*alike).rows] == ["drfl"]
     assert not {"epochs", "lie", "evaluate_every", "local_rate"} & alike[1].settings.keys()
     apart = report(entry(**drfl), entry(**drfl, local_steps=2), entry(**drfl, liars=2, lie="alie"))
     assert len(apart.rows) == 3
     assert "alie" in apart.rows[2].name
-    averaged = {"method": "fedavg", "local_steps": 1}  # there one local step is the only one, and has a rate
+    # With fedavg one local step is the only one, and has a rate.
+    averaged: dict[str, Any] = {"method": "fedavg", "local_steps": 1}
     assert len(report(entry(**averaged, local_rate=0.01), entry(**averaged, local_rate=0.5, seed=1)).rows) == 2
 
 

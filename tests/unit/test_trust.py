@@ -25,9 +25,9 @@ def honest(method: str) -> nn.Module:
     data = digits()
     torch.manual_seed(0)
     model = build_model("mlp", data.train.x.shape[1:], 10)
-    radius = {} if method == "erm" else {"radius": 2.0}
+    radius = None if method == "erm" else 2.0
     train = (data.train.x, data.train.y)
-    rhobust.fit(model, train, method=method, epochs=8, seed=0, bounds=data.bounds, **radius)  # type: ignore[arg-type]
+    rhobust.fit(model, train, method=method, epochs=8, seed=0, bounds=data.bounds, radius=radius)
     return model.eval()
 
 
@@ -225,8 +225,8 @@ class Stepwise(nn.Module):
 
 def test_a_model_without_gradients_is_named_and_searched() -> None:
     data = digits()
-    settings = {"loss": LOSS, "bounds": data.bounds, "attacks": ["square"], "epsilons": [0.0, 0.2]}
-    found = evaluate(Stepwise(), data.test, **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"loss": LOSS, "bounds": data.bounds, "attacks": ["square"], "epsilons": [0.0, 0.2]}
+    found = evaluate(Stepwise(), data.test, **settings)
     assert found.error("square", 0.2) > found.clean
     assert [flag.check for flag in found.flags] == ["gradients"]
     assert "no gradient in the inputs" in found.flags[0].message
@@ -236,6 +236,6 @@ def test_data_that_are_sorted_by_class_hide_nothing() -> None:
     data = digits()
     order = data.test.y.sort().indices
     masked = Misled(lambda x: torch.zeros(len(x), 1, 1, 1))
-    settings = {"loss": LOSS, "bounds": data.bounds, "attacks": ["pgd"], "epsilons": [0.0, 0.2]}
-    found = evaluate(masked, data.test[order], **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"loss": LOSS, "bounds": data.bounds, "attacks": ["pgd"], "epsilons": [0.0, 0.2]}
+    found = evaluate(masked, data.test[order], **settings)
     assert "grows" in {flag.check for flag in found.flags}
