@@ -129,7 +129,7 @@ class Panel:
     def save(self, path: Path) -> None:
         """A larger file of its own, with title and legend."""
         self.axis.set_title(self.title)
-        self.figure.set_size_inches(1.5 * self.figure.get_size_inches())
+        self.figure.set_size_inches(*(1.5 * self.figure.get_size_inches()))
         self.figure.set_facecolor("white")
         self.figure.legend(loc="outside lower center", frameon=False)
         save(self.figure, path, self._hints)

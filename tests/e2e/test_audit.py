@@ -79,11 +79,11 @@ def test_two_classes_and_vectors_are_judged_by_what_suits_them() -> None:
         y = model(x).argmax(1)
         gap = (model(x)[:, 1] - model(x)[:, 0]).abs()
         lost = float((gap < 0.1 * (model.weight[1] - model.weight[0]).abs().sum()).double().mean())
-    state, before = np.random.get_state()[1].copy(), torch.get_rng_state()  # type: ignore[union-attr, index]
+    state, before = np.random.get_state(legacy=False)["state"]["key"].copy(), torch.get_rng_state()
     found = audit(model, Samples(x, y), epsilon=0.1, loss=LOSS, bounds=(-1.0, 1.0))
     assert list(found.attacks) == ["apgd-ce", "deepfool"]
     assert found.ours == found.referee == lost > 0.1
-    assert (np.random.get_state()[1] == state).all()  # type: ignore[index]
+    assert (np.random.get_state(legacy=False)["state"]["key"] == state).all()
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -18,7 +18,8 @@ from rhobust.config import Config
 from rhobust.errors import RunError
 from rhobust.files import LOCK, write_atomically
 from rhobust.observer import Observer
-from rhobust.runs import Run, _remark, rho_eff
+from rhobust.record import rho_eff
+from rhobust.runs import Run, _remark
 from rhobust.start import train_run
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})

@@ -16,20 +16,23 @@ from torch import Tensor, nn
 
 from rhobust.aggregators import GeometricMedian, Mean, Median
 from rhobust.compose import compose
-from rhobust.data import Samples, load_data
-from rhobust.engines.federated import QuorumLost, RoundDiverged, Server, Stream, Upload
+from rhobust.data import load_data
 from rhobust.engines.worker import LocalWork
 from rhobust.federated_engine import FederatedEngine
 from rhobust.loop import train
 from rhobust.losses import cross_entropy
+from rhobust.messages import Upload
 from rhobust.methods import find_method
 from rhobust.models import build_model
 from rhobust.objective import RobustObjective
 from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
 from rhobust.partitions import partition
+from rhobust.randomness import Stream
 from rhobust.record import RoundRecord
 from rhobust.runs import Run
+from rhobust.samples import Samples
+from rhobust.server import QuorumLost, RoundDiverged, Server
 from rhobust.simulation import Simulation
 from tests.federations import Setting, answered, theta_gamma, watched
 
@@ -272,7 +275,7 @@ def test_one_who_is_absent_or_broken_and_asked_alone_does_not_end_a_training(bro
     ask = workers.ask
 
     def without(task: Any, asked: Any) -> Any:
-        answers = dict(ask(task, asked))
+        answers: dict[str, Any] = dict(ask(task, asked))
         if "worker-2" in answers:
             upload = answers["worker-2"]
             answers["worker-2"] = broken if isinstance(broken, str) else replace(upload, loss=broken)
