@@ -36,7 +36,7 @@ from rhobust.validator import check_countable
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8
-_MANY_STEPS = 40  # so many of them find what fewer miss
+_MANY_STEPS = 40  # an attack of at least this many is a strong one
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def audit(
     flags = list(own.flags)
     if referee - ours > TOLERANCE:
         numbers = f"the referee finds {100 * referee:.1f} % at epsilon {epsilon:g}, ours only {100 * ours:.1f} %"
-        flags.append(Flag("referee", f"{numbers}: go by the referee"))
+        flags.append(Flag("referee", f"{numbers}: report the referee's error"))
     return Audit(epsilon, len(samples), own.clean, ours, referee, errors, flags)
 
 

@@ -40,7 +40,7 @@ _CAUSES = (
     "Likely causes: a training against moves so large that they hide the classes (epsilon, noise or radius), "
     "a learning rate that does not fit, or too few epochs"
 )
-_NOTABLE = 0.02  # a difference of error below this is nobody's business
+_NOTABLE = 0.02  # a difference of error below this is too small to matter
 _FLAT = 0.05  # share of samples without any slope that is too much
 _MISSED = 0.25  # one step that finds less than this share of what forty find
 
@@ -164,7 +164,10 @@ def _one_step(one: Tensor, many: Tensor, wrong: Tensor, where: str) -> Flag | No
     if gained >= _MISSED * possible or not _beats(many, one):
         return None
     numbers = f"one step finds {_percent(one)} {where}, forty find {_percent(many)}"
-    return Flag("one-step", f"{numbers}: as of a model that has learned to fool one-step attacks; go by the others")
+    return Flag(
+        "one-step",
+        f"{numbers}: as of a model that has learned to fool one-step attacks; trust the others",
+    )
 
 
 def _slope(model: nn.Module, right: Samples, loss: PerSampleLoss) -> Flag | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rhobust.files import write_json
 from rhobust.report import gather
 from rhobust.report.page import to_html
-from tests.reports import NAMES, tiny_runs, write_sealed
+from tests.reports import NAMES, tiny_runs
 
 WIDTHS, SCHEMES = (1280, 390), ("light", "dark")
 ARGUMENTS = [
@@ -62,10 +63,18 @@ def page_path(runs: list[Path]) -> Path:
     report = gather(runs, samples=40)
     evaluation = json.loads((runs[0] / "evaluation.json").read_text())
     evaluation["flags"] = [{"check": "gradients", "message": "a flag that was put here " * 5}]
-    write_sealed(runs[0] / "evaluation.json", evaluation)
-    judged = {"epsilon": 0.2, "samples": 40, "ours": 0.25, "referee": 0.5, "attacks": {"apgd-ce": 0.5}, "flags": []}
+    write_json(runs[0] / "evaluation.json", evaluation)
+    judged = {
+        "epsilon": 0.2,
+        "samples": 40,
+        "clean": 0.1,
+        "ours": 0.25,
+        "referee": 0.5,
+        "attacks": {"apgd-ce": 0.5},
+        "flags": [],
+    }
     kept = {"model": evaluation["model"], "settings": {"epsilon": 0.2}, "environment": {}}
-    write_sealed(runs[0] / "audit.json", kept | judged)
+    write_json(runs[0] / "audit.json", kept | judged)
     report = gather(runs, samples=40)
     out = runs[0].parent / "report.html"
     out.write_text(to_html(report, out))

@@ -20,7 +20,7 @@ from rhobust.runs import Run
 def audit(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     epsilon: Annotated[float, typer.Option(help="Radius of the l_inf ball.")] = 0.2,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N test samples only. Default: all.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random in it.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     quiet: Quiet = False,

@@ -26,7 +26,7 @@ def certify(
             help=f"Comma-separated radii rho (default: {words(RADII)}; with linf {words(LINF_RADII)}; and its own)."
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N test samples only. Default: all.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve here, .png or .svg.")] = None,
     quiet: Quiet = False,

@@ -45,7 +45,7 @@ def evaluate(
         str, typer.Option(help=f"Distribution shifts as well: all, or comma-separated, of: {', '.join(SHIFTS)}.")
     ] = "",
     baseline: Annotated[Path | None, typer.Option(help="Another run, say ERM's, under the same shifts.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many test samples only.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N test samples only. Default: all.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random starts and of noise.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,

@@ -94,7 +94,7 @@ def examples(report: Report, seed: int = 0) -> Examples:
 
 
 def _spread_out(rows: list[Row]) -> list[Row]:
-    """At most so many rows, evenly from the first to the last."""
+    """At most `_ROWS` rows, evenly from the first to the last."""
     if len(rows) <= _ROWS:
         return rows
     return [rows[round(i * (len(rows) - 1) / (_ROWS - 1))] for i in range(_ROWS)]

@@ -40,7 +40,7 @@ _PASSED = {
 # What E[c] is averaged over at the end, and what a point of a trajectory stands for.
 _LAST = {"epoch": "the last epoch", "round": "the last quarter of the logged rounds (at most fifty)"}
 _POINT = {"epoch": "an epoch", "round": "the rounds since the point before"}
-_SPREAD = "± is half of what lies between the highest and the lowest seed."
+_SPREAD = "± is half of the range over the seeds."
 
 
 def to_html(report: Report, out: Path) -> str:

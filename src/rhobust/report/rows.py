@@ -108,7 +108,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number for every seed: their mean, and half of what lies between the highest and the lowest.
+    """A number for every seed: their mean, and half of their range.
 
     >>> Spread((0.2, 0.3)).text(lambda error: f"{100 * error:.1f}")
     '25.0 ± 5.0'
