@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from rhobust.ascent import Identity
+from rhobust.certificate import Certificate
 from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
-from rhobust.dual import Certificate, Dual
+from rhobust.dual import Dual
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.multistart import AscentSup

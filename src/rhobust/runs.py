@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -24,9 +24,9 @@ from typing import Any
 from rhobust.config import Config
 from rhobust.environment import environment
 from rhobust.errors import ConfigError, RunError
-from rhobust.files import LOCK, exclusive, read_state, write_atomically, write_json, write_state
-from rhobust.gamma_rules import FixedGamma
-from rhobust.record import Record, RoundRecord, rho_eff
+from rhobust.files import LOCK, exclusive, write_atomically, write_json
+from rhobust.record import Record, RoundRecord
+from rhobust.state_files import read_state, write_state
 from rhobust.toml import read_toml
 
 # One that is being replaced, one that may turn out damaged, one to fall back on.
@@ -151,18 +151,6 @@ class Run:
             )
         return sound
 
-    def summary(self) -> str:
-        """Steps, loss, gamma, and E[c] over the last epoch, in one line."""
-        records = self.metrics()
-        if not records:
-            return "no metrics"
-        last, config = records[-1], self.config()
-        maximizer, unit = config.make_method().maximizer, "rounds" if config.federation else "steps"
-        priced = f", gamma {last['gamma']:.4g}" if maximizer.penalized else ""
-        all_logged = config.log_every <= maximizer.turns
-        steps = f"{last['step'] + 1} {unit}" if all_logged else f"{unit} logged up to {last['step'] + 1}"
-        return f"{steps}, loss {last['loss']:.4f}{priced}, E[c] {_spent(records, config)}"
-
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
         """Keep a complete state, with the length of the metrics that belong to it; drop the oldest."""
         size = 0
@@ -243,25 +231,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if sound else None
-
-
-def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
-    """E c, and what it says of rho."""
-    spent = rho_eff(records)
-    if config.radius is None:
-        return f"{spent:.4g}"
-    fixed = isinstance(config.make_gamma_rule(), FixedGamma)
-    remark = "" if fixed else _remark(spent, config.radius, records[-1]["gamma"], config)
-    return f"{spent:.4g} of rho {config.radius:g}{remark}"
-
-
-def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
-    """What keeps E c from meeting rho, where something does."""
-    if spent < 0.95 * radius and (why := config.make_method().maximizer.short_of(radius)):
-        return f" and no more: {why}, or take a smaller rho"
-    if spent == 0:
-        return ": nothing moves, for the loss has no slope. Look at the scale of the data, or lower the learning rate"
-    if spent < 0.95 * radius and gamma <= 1.01 * config.gamma_min:
-        # At the least price that is allowed, samples go as far as they gain by it.
-        return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
-    return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"

@@ -15,10 +15,10 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from rhobust.certificate import Certificate
 from rhobust.certificates import certify
 from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
-from rhobust.dual import Certificate
 from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.models import build_model

@@ -15,13 +15,13 @@ import rhobust
 from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.data import load_data
-from rhobust.engines.federated import QuorumLost
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluate import evaluate
 from rhobust.losses import cross_entropy
 from rhobust.observer import Observer
 from rhobust.record import Record
 from rhobust.runs import Run
+from rhobust.server import QuorumLost
 from rhobust.start import train_run
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")

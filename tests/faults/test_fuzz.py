@@ -32,7 +32,6 @@ from rhobust.cli import app
 from rhobust.config import Config
 from rhobust.data import load_data
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
-from rhobust.files import _digest, read_state, write_state
 from rhobust.image_folder import from_folder
 from rhobust.measurements import EVALUATION, kept
 from rhobust.methods import methods
@@ -41,6 +40,8 @@ from rhobust.runs import Run
 from rhobust.samples import DataSet
 from rhobust.setting import settings_of
 from rhobust.start import train_run
+from rhobust.state_files import _digest, read_state, write_state
+from rhobust.summary import summary
 from rhobust.toml import parse_overrides, read_toml
 
 T = TypeVar("T")
@@ -597,7 +598,7 @@ def test_spoilt_metrics(run: Run) -> None:
         found = either(run.metrics, RunError, f"{run.metrics_path} is damaged in line ")
         if found is not None:
             assert all(record.keys() == records[0].keys() for record in found)
-            assert run.summary()
+            assert summary(run)
 
     law()
     shutil.rmtree(run.path / "checkpoints")

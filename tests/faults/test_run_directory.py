@@ -19,8 +19,9 @@ from rhobust.errors import RunError
 from rhobust.files import LOCK, write_atomically
 from rhobust.observer import Observer
 from rhobust.record import rho_eff
-from rhobust.runs import Run, _remark
+from rhobust.runs import Run
 from rhobust.start import train_run
+from rhobust.summary import _remark, summary
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 
@@ -216,14 +217,14 @@ def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
     ):
         config = Config.resolve(common, {"radius": radius, "cap": cap, "gamma_rule": rule})
         run = train_run(tmp_path / f"{radius}-{rule[:5]}", config)
-        found = re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}(.*)$", run.summary())
+        found = re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}(.*)$", summary(run))
         assert found
         assert found[1] == remark
 
 
 def test_steps_that_are_not_all_logged_are_not_counted_as_if(tmp_path: Path) -> None:
     settings = {"method": "erm", "model": "linear", "epochs": 1, "log_every": 5}
-    assert train_run(tmp_path / "run", Config.resolve(settings)).summary().startswith("steps logged up to 11, ")
+    assert summary(train_run(tmp_path / "run", Config.resolve(settings))).startswith("steps logged up to 11, ")
 
 
 def test_damaged_checkpoints_do_not_outlive_sound_ones_of_fewer_steps(stopped: Path) -> None:

@@ -16,9 +16,10 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from rhobust import certificates
+from rhobust.certificate import Certificate
 from rhobust.certificates import certify
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
-from rhobust.dual import Certificate, Column, Dual
+from rhobust.dual import Column, Dual
 from rhobust.losses import cross_entropy
 from rhobust.samples import Samples
 from tests.problems import NORMS, Norm, generator, known, length, linear_model, normal, uniform

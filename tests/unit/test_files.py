@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhobust.errors import RunError
-from rhobust.files import LOCK, exclusive, read_state, write_atomically, write_state
+from rhobust.files import LOCK, exclusive, write_atomically
+from rhobust.state_files import read_state, write_state
 
 STATE: dict[str, Any] = {
     "scalar": torch.tensor(1.5),

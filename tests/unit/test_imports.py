@@ -14,18 +14,18 @@ LAYERS = [
     line.split()
     for line in """
         errors checks
-        files toml interrupts environment version specs setting compiling undisturbed seeding console
+        files state_files toml interrupts environment version specs setting compiling undisturbed seeding console
         costs regularizers gamma_rules losses memory problem maximizer ascent margin oracle multistart validator \
             checked_loss objective optim methods
         models blocks transparent samples npz image_folder data archives batches partitions attacks apgd search \
             wasserstein figures radius
-        certificates dual borders sups
+        certificates certificate dual borders sups
         evaluate trust shifts corruptions audit
         record step engine eager cuda_graph engines.graphs engines.fusion compose loop remarks fitting \
             averaging observer
         federation engines messages randomness server engines.worker federated_engine simulation \
             aggregators liars
-        config defaults runs start build trained measurements
+        config defaults runs summary start build trained measurements
         engines.nvflare report
         reproduction
         cli commands progress __main__

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rhobust.audit import Audit
+from rhobust.certificate import Certificate
 from rhobust.certificates import Certification
-from rhobust.dual import Certificate
 from rhobust.evaluate import AttackedError, Evaluation
 from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, KINDS, SHIFTS, Kind, Measurement, kept
 from rhobust.runs import Run

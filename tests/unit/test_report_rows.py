@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rhobust.audit import Audit
+from rhobust.certificate import Certificate
 from rhobust.certificates import Certification
 from rhobust.config import Config
-from rhobust.dual import Certificate
 from rhobust.evaluate import AttackedError, Evaluation
 from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind, Measurement
 from rhobust.report import Report

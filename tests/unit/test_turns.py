@@ -12,7 +12,6 @@ import rhobust
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.batches import Batch, SampleBatches
 from rhobust.config import Config
-from rhobust.data import Samples
 from rhobust.eager import EagerEngine
 from rhobust.engines.fusion import _FusedMaximizer
 from rhobust.errors import ConfigError, Refused
@@ -23,6 +22,7 @@ from rhobust.methods import find_method
 from rhobust.objective import RobustObjective
 from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
+from rhobust.samples import Samples
 from rhobust.toml import parse_overrides
 
 DEPTHS = (1, 1, 1, 3)

@@ -17,11 +17,13 @@ from torch import Tensor
 from rhobust.commands.shared import Quiet, check_output, check_seed
 from rhobust.config import Config
 from rhobust.console import ERR, OUT, say, show
-from rhobust.data import DATA, DataSet, data_problem, load_data, unlabeled
+from rhobust.data import DATA, data_problem, load_data
 from rhobust.environment import environment
 from rhobust.errors import ConfigError
 from rhobust.files import write_json
+from rhobust.npz import unlabeled
 from rhobust.radius import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
+from rhobust.samples import DataSet
 
 _PARTS = ("train", "test")
 _WHERE = "train or test (of --data), NAME, NAME:test, a path: .npz (its x), images."

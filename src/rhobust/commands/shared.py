@@ -14,6 +14,7 @@ from rhobust.console import ERR, OUT, say
 from rhobust.errors import ConfigError
 from rhobust.measurements import KINDS, Measurement
 from rhobust.runs import FILES, Run
+from rhobust.summary import summary
 from rhobust.trust import Flag
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
@@ -71,7 +72,7 @@ def show_flags(flags: Sequence[Flag]) -> None:
 
 def show_run(run: Run, before: bool) -> None:
     """A run that is finished, in a line; `before`: it was so when the command began."""
-    say(OUT, f"{run.path}{' was finished already, nothing was done' if before else ''}: {run.summary()}")
+    say(OUT, f"{run.path}{' was finished already, nothing was done' if before else ''}: {summary(run)}")
 
 
 def words(values: Sequence[object]) -> str:

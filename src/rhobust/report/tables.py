@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rhobust.dual import Certificate
+from rhobust.certificate import Certificate
 from rhobust.evaluate import WASSERSTEIN, WORST
 from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 from rhobust.report import Report

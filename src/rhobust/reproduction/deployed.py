@@ -20,7 +20,7 @@ from torch import nn
 
 from rhobust.build import compose_run, federated_engine, federation_of, server_of, work_of
 from rhobust.config import Config
-from rhobust.data import Samples, load_data
+from rhobust.data import load_data
 from rhobust.environment import environment
 from rhobust.errors import RhobustError
 from rhobust.loop import train
@@ -28,6 +28,7 @@ from rhobust.observer import Observer
 from rhobust.partitions import partition
 from rhobust.reproduction.experiments import FIGURES, Scale
 from rhobust.runs import Run
+from rhobust.samples import Samples
 from rhobust.seeding import seeded
 from rhobust.simulation import Simulation
 from rhobust.start import train_run

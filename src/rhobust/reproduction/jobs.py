@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rhobust.config import Config
-from rhobust.data import DataSet, Samples, load_data
+from rhobust.data import load_data
 from rhobust.environment import environment
 from rhobust.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
@@ -22,6 +22,7 @@ from rhobust.record import rho_eff
 from rhobust.reproduction.flops import Flops, counted_passes, flops_of
 from rhobust.reproduction.plan import Job
 from rhobust.runs import Run
+from rhobust.samples import DataSet, Samples
 from rhobust.start import train_run
 from rhobust.trained import TrainedModel, load
 

@@ -17,6 +17,7 @@ from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.job_config.api import FedJob
 
+from rhobust.build import federation_of
 from rhobust.config import Config
 from rhobust.engines.nvflare.controller import PatientController
 from rhobust.engines.nvflare.coordinator import FINISHED, STOPPED, Coordinator, stop_file
@@ -26,7 +27,6 @@ from rhobust.errors import RhobustError
 from rhobust.files import write_atomically
 from rhobust.observer import Observer
 from rhobust.record import RoundRecord
-from rhobust.build import federation_of
 from rhobust.runs import Run
 
 _LOGIN = 10.0  # seconds to reach the server
