@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rhobust import figures
+from rhobust import svg
 from rhobust.files import write_atomically
 
 
@@ -66,7 +66,7 @@ def command(
     asked = vars(parser.parse_args())
     output, drawn = asked.pop("output"), asked.pop("figure", None)
     if figure is not None and drawn:
-        figures.save(figure(read(output)), drawn)
+        svg.save(figure(read(output)), drawn)
         return
     if not asked.pop("markdown"):
         measure(output, **asked)

@@ -20,7 +20,6 @@ from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.config import Config
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.federation import Federation
-from rhobust.figures import to_svg
 from rhobust.losses import cross_entropy
 from rhobust.regularizers import Regularizer
 from rhobust.reproduction.experiments import FIGURES, FULL
@@ -29,6 +28,7 @@ from rhobust.reproduction.page import every_block, filled, missing, read_all
 from rhobust.reproduction.plan import known_jobs, plan
 from rhobust.reproduction.store import Store
 from rhobust.setting import settings_of
+from rhobust.svg import to_svg
 
 ROOT = Path(__file__).parents[2]
 DRAWS = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ LAYERS = [
         files state_files toml interrupts environment version specs setting compiling undisturbed seeding console
         costs regularizers gamma_rules losses memory problem maximizer ascent margin oracle multistart validator \
             checked_loss objective optim methods
-        models blocks transparent samples npz image_folder data archives batches partitions attacks apgd search \
+        models blocks transparent samples npz image_folder data archives batches partitions attacks apgd search svg \
             wasserstein figures radius
         certificates certificate dual borders sups
         evaluate trust shifts corruptions audit

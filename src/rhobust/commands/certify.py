@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust import figures
+from rhobust import svg
 from rhobust.commands.shared import Quiet, check_output, measuring, numbers, warn_unkept, words
 from rhobust.console import OUT, say, show
 from rhobust.files import write_json
@@ -32,7 +32,7 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """How bad the expected loss of a trained run can get inside a Wasserstein ball around its test data."""
-    figures.check_path(figure)
+    svg.check_path(figure)
     check_output("--json", json)
     grid = None if radii is None else numbers("--radii", radii)
     trained = TrainedRun.of(Run.find(run))

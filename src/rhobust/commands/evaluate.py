@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust import figures
+from rhobust import figures, svg
 from rhobust.attacks import ATTACKS, only_weak
 from rhobust.commands.shared import (
     Quiet,
@@ -55,7 +55,7 @@ def evaluate(
     """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
     check_output("--json", json)
-    figures.check_path(figure)
+    svg.check_path(figure)
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
     trained = TrainedRun.of(Run.find(run))

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rhobust import figures
+from rhobust import figures, svg
 from rhobust.certificates import Certification
 from rhobust.evaluate import WASSERSTEIN, WORST
 from rhobust.figures import GRAY, Panel
@@ -34,7 +34,7 @@ def swatches(report: Report) -> dict[str, str]:
         axes[0][0].remove()
         figure.set_facecolor("none")
         figure.add_artist(Line2D([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **(style | {"markersize": 5})))
-        drawing = figures.to_svg(figure, f"line of {name}").encode()
+        drawing = svg.to_svg(figure, f"line of {name}").encode()
         drawn[name] = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
     return drawn
 

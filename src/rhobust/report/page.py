@@ -12,8 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from rhobust.measurements import CERTIFICATES, EVALUATION, SHIFTS, Kind
-from rhobust.report import COMPARABLE, Report
-from rhobust.report import figures as figures
+from rhobust.report import COMPARABLE, Report, figures
 from rhobust.report import tables as tables
 from rhobust.report.commands import commands, reporting
 from rhobust.report.examples import examples

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rhobust import figures
+from rhobust import svg
 from rhobust.errors import RunError
 from rhobust.files import write_atomically
 from rhobust.reproduction.claims import claims_table
@@ -53,7 +53,7 @@ def _drawn(out: Path, page: Path | None, quick: bool) -> list[Path]:
         drawn = draw_figure(content)
         for suffix in (".svg", ".png"):
             made.append(place / f"{name}{suffix}")
-            figures.save(drawn, made[-1])
+            svg.save(drawn, made[-1])
     made.append(page or out / "tables.md")
     write_atomically(made[-1], text.encode())
     return made
