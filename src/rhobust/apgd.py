@@ -9,8 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rhobust.ascent import Ball, Point, Problem, Step
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
+from rhobust.maximizer import Step
+from rhobust.problem import Point, Problem
+from rhobust.steps import Ball
 
 _ALPHA = 0.75  # weight of the new step; the rest is that of the one before it
 _RHO = 0.75  # share of the steps that must raise the loss, or they are too long

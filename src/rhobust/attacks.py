@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.apgd import AutoPGD
-from rhobust.ascent import Ball, Identity, Step
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
 from rhobust.losses import PerSampleLoss, margin, scaled_margin
+from rhobust.maximizer import Step
 from rhobust.objective import RobustObjective
 from rhobust.search import random_squares
+from rhobust.steps import Ball, Identity
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_countable
 

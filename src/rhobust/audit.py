@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhobust.ascent import Ball
 from rhobust.attacks import errs, verified
 from rhobust.errors import ConfigError, Refused
 from rhobust.evaluate import WORST, evaluate
 from rhobust.losses import PerSampleLoss
 from rhobust.samples import Samples
+from rhobust.steps import Ball
 from rhobust.trust import Flag
 from rhobust.undisturbed import undisturbed
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rhobust.ascent import Identity
 from rhobust.certificate import Certificate
 from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
@@ -20,6 +19,7 @@ from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.multistart import AscentSup
 from rhobust.objective import RobustObjective
 from rhobust.samples import Samples, samples_of
+from rhobust.steps import Identity
 from rhobust.sups import LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.undisturbed import undisturbed
 from rhobust.validator import check_batch

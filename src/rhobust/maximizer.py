@@ -142,7 +142,7 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
     lie `behind` it: those that go a share of their way go the shorter one of later steps.
 
     >>> import torch
-    >>> from rhobust.ascent import PenalizedAscent
+    >>> from rhobust.steps import PenalizedAscent
     >>> from rhobust.costs import SquaredL2
     >>> slope = torch.tensor([[3.0, -1.0]])
     >>> problem = Problem(torch.zeros(1, 2), lambda zeta: (zeta * slope).sum(1), torch.tensor(0.5), SquaredL2())

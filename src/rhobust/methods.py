@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
 from rhobust.errors import ConfigError, unknown
 from rhobust.gamma_rules import AdamGamma, FixedGamma, GammaRule, Multiplicative
+from rhobust.margin import ErrorAscent, MarginAscent
+from rhobust.maximizer import Maximizer
+from rhobust.oracle import Oracle
 from rhobust.setting import kind_of
+from rhobust.steps import Ball, Identity, PenalizedAscent
 
 
 @dataclass(frozen=True)

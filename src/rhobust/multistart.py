@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rhobust.ascent import MarginAscent, Oracle, maximize
 from rhobust.costs import Cost, per_sample
+from rhobust.margin import MarginAscent
+from rhobust.maximizer import maximize
+from rhobust.oracle import Oracle
 from rhobust.problem import Problem
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import margin_length
 from rhobust.costs import Cost, rows
 from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.margin import margin_length
 from rhobust.problem import Problem
 from rhobust.transparent import unwrapped
 

@@ -22,13 +22,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Identity
 from rhobust.attacks import ATTACKS, attack, errs
 from rhobust.costs import rows
 from rhobust.errors import Unmovable
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
 from rhobust.samples import Samples
+from rhobust.steps import Identity
 from rhobust.undisturbed import undisturbed
 
 CHECKS = ("learned", "grows", "inside", "many-steps", "one-step", "gradients", "white-box")

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent import Identity
 from rhobust.attacks import errs, verified
 from rhobust.checks import check_count, check_size
 from rhobust.errors import Refused
 from rhobust.losses import PerSampleLoss
 from rhobust.multistart import AscentSup
 from rhobust.objective import RobustObjective
+from rhobust.steps import Identity
 from rhobust.undisturbed import undisturbed
 
 

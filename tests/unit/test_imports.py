@@ -15,7 +15,7 @@ LAYERS = [
     for line in """
         errors checks
         files state_files toml interrupts environment version specs setting compiling undisturbed seeding console
-        costs regularizers gamma_rules losses memory problem maximizer ascent margin oracle multistart validator \
+        costs regularizers gamma_rules losses memory problem maximizer steps ascent margin oracle multistart validator \
             checked_loss objective optim methods
         models blocks transparent samples npz image_folder data archives batches partitions attacks apgd search svg \
             wasserstein figures radius
