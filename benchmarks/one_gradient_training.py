@@ -99,7 +99,7 @@ def measure(job: Job) -> Row:
         **job._asdict(),
         "gradients": config.make_method().maximizer.mean_gradients,
         "rho_eff": rho_eff(records),
-        "gamma": model.gamma,
+        "gamma": records[-1]["gamma"],
         "clean": attacked(data.test, ["fgsm"], [0.0]).clean,
         **{key: found.error("worst", epsilon) for key, epsilon in zip(WORST, EPSILONS, strict=True)},
         "apgd": statistics.fmean(found.error("apgd", epsilon) for epsilon in EPSILONS),
