@@ -35,7 +35,7 @@ def check_settings(
     if not isinstance(cost, Cost):
         raise Refused(f"cost must be a Cost, SquaredL2(), SquaredLp(p) or SquaredLinf() of rhobust.costs, not {cost!r}")
     if not isinstance(maximizer, Maximizer):
-        raise Refused(f"maximizer must be a Maximizer such as rhobust.oracle.Oracle(), not {maximizer!r}")
+        raise Refused(f"maximizer must be a Maximizer such as rhobust.ascent.Oracle(), not {maximizer!r}")
     if not (radius >= 0 and math.isfinite(radius)):
         raise Refused(f"radius must be finite and >= 0, not {radius}: it bounds the expected transport cost E c")
     if not (gamma_min > 0 and math.isfinite(gamma_min)):
