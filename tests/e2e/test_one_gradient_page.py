@@ -35,14 +35,14 @@ def test_every_pair_of_errors_that_is_told_of_one_gradient_is_a_variant_s_or_a_r
     assert len(told) > 30
     assert set(told) <= known
     seen = [one for one in made if all(run["apgd_in_training"] for run in one.runs)]
-    known = {
+    attacked = {
         tuple(f"{100 * statistics.fmean(run[key] for run in one.runs):.1f}" for key in ("apgd", "apgd_in_training"))
         for one in seen
     }
     left = prose[prose.index("**What is left**") : prose.index("**With five gradients**")]
     told = re.findall(r"(\d+\.\d) (?:on test images )?and (\d+\.\d)", left)
     assert len(told) == 6
-    assert set(told) <= known
+    assert set(told) <= attacked
 
 
 def test_one_gradient_is_what_the_page_says_of_it() -> None:

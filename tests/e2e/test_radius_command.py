@@ -175,11 +175,6 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
         assert lines(command(*shlex.split(words))) == lines(printed), words
 
 
-def test_the_table_of_the_page_is_that_of_the_committed_results() -> None:
-    results = json.loads(benchmark.RESULTS.read_text())
-    assert benchmark.markdown(results) in PAGE
-
-
 def test_the_committed_curve_is_what_the_page_says_of_it() -> None:
     """The first steps are nearly free; a larger ball asks for a larger radius, about the one that covers it; E[c]
     meets rho until the model gives up.
