@@ -19,8 +19,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rhobust import svg
-from rhobust.files import write_atomically
+from rhobust.charts import svg
+from rhobust.support.files import write_atomically
 
 
 def read_json(path: Path) -> Any:

@@ -14,18 +14,18 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.command import command
-from rhobust import figures
-from rhobust.config import Config
-from rhobust.data import load_data
-from rhobust.environment import environment
-from rhobust.evaluate import evaluate
-from rhobust.files import write_json
+from rhobust.charts import curves
+from rhobust.data.catalog import load_data
+from rhobust.evaluation.evaluate import evaluate
 from rhobust.losses import cross_entropy
-from rhobust.methods import methods
-from rhobust.record import rho_eff
+from rhobust.method import methods
 from rhobust.reproduction.tables import markdown
-from rhobust.start import train_run
-from rhobust.trained import load
+from rhobust.runs.config import Config
+from rhobust.runs.load import load
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
+from rhobust.training.record import rho_eff
 
 RESULTS = Path(__file__).parents[1] / "results" / "digits.json"
 RADIUS, EPOCHS, SEEDS = 2.0, 30, (0, 1, 2)
@@ -100,12 +100,12 @@ def errors_table(results: dict[str, Any]) -> str:
 def figure(results: dict[str, Any]) -> Figure:
     """Mean error over the seeds against epsilon, a panel for each attack, for every method at its default knobs."""
     epsilons = results["settings"]["epsilons"]
-    drawn, axes = figures.new_figure(len(CURVES), 1, 4.2 * len(CURVES), 4.2)
+    drawn, axes = curves.new_figure(len(CURVES), 1, 4.2 * len(CURVES), 4.2)
     for axis, attack in zip(axes[0], CURVES, strict=True):
         for method in methods():
             seeds = [row["errors"][attack] for row in results["rows"] if row["variant"] == method]
             means = [statistics.fmean(errors) for errors in zip(*seeds, strict=True)]
-            axis.plot(epsilons, means, label=method, **figures.style(method))
+            axis.plot(epsilons, means, label=method, **curves.style(method))
         axis.set_title("the worst of all attacks" if attack == "worst" else f"{attack.upper()} attack")
         axis.set_xlabel("epsilon (pixels in [-1, 1])")
         axis.set_ylim(0, 1)

@@ -17,12 +17,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.command import command, read_json
-from rhobust import figures
-from rhobust.config import Config
-from rhobust.environment import environment
-from rhobust.files import write_json
+from rhobust.charts import curves
 from rhobust.reproduction.tables import markdown, percent
-from rhobust.start import train_run
+from rhobust.runs.config import Config
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "drfl.json"
 SEEDS = (0, 1, 2)
@@ -146,7 +146,7 @@ TABLES = {"rounds": rounds_table, "liars": liars_table, "local": local_table}
 def figure(found: dict[str, Any]) -> Figure:
     """Error over rounds, means over the seeds; a column for each partition, a row for each kind of error."""
     kinds = {"clean": "clean error", "ifgsm": "error under IFGSM 0.1", "pgd": "error under PGD 0.1"}
-    drawn, axes = figures.new_figure(len(kinds), len(PARTITIONS), 12, 6.4)
+    drawn, axes = curves.new_figure(len(kinds), len(PARTITIONS), 12, 6.4)
     for row, partition in zip(axes, PARTITIONS, strict=True):
         for axis, (kind, title) in zip(row, kinds.items(), strict=True):
             for method in METHODS:
@@ -155,7 +155,7 @@ def figure(found: dict[str, Any]) -> Figure:
                 means = [
                     statistics.fmean(values) for values in zip(*(run["errors"][kind] for run in seeds), strict=True)
                 ]
-                axis.plot(seeds[0]["rounds"], means, label=method, **figures.style(method))
+                axis.plot(seeds[0]["rounds"], means, label=method, **curves.style(method))
             axis.set_title(f"{title}, {partition}")
             axis.set_xlabel("round")
             axis.set_ylim(0, 1)

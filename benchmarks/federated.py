@@ -24,15 +24,15 @@ import psutil
 import torch
 
 from benchmarks.command import command
-from rhobust.build import compose_run, server_of, work_of
-from rhobust.config import Config
 from rhobust.data import digits
-from rhobust.engines.worker import Worker
-from rhobust.environment import environment
-from rhobust.files import write_json
+from rhobust.federation.worker import Worker
 from rhobust.reproduction.tables import markdown
-from rhobust.runs import Run
-from rhobust.start import train_run
+from rhobust.runs.build import compose_run, server_of, work_of
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
 from tests.deployments import deployed, in_process
 
 ROOT = Path(__file__).parents[1]

@@ -22,25 +22,25 @@ from torch import Tensor, nn
 
 from benchmarks.command import command, read_json
 from rhobust.ascent import Ball, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent
-from rhobust.batches import Batch, SampleBatches
-from rhobust.blocks import on_pixels
-from rhobust.config import Config
-from rhobust.cuda_graph import CudaGraphEngine
-from rhobust.data import load_data
-from rhobust.eager import EagerEngine
-from rhobust.environment import environment
-from rhobust.evaluate import evaluate
-from rhobust.files import write_json
+from rhobust.data.batches import Batch, SampleBatches
+from rhobust.data.catalog import load_data
+from rhobust.data.samples import Samples
+from rhobust.evaluation.evaluate import evaluate
 from rhobust.gamma_rules import Multiplicative
 from rhobust.losses import cross_entropy
-from rhobust.models import build_model
+from rhobust.models.block_convolution import on_pixels
+from rhobust.models.catalog import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.reproduction.flops import flops_of
 from rhobust.reproduction.tables import markdown
-from rhobust.samples import Samples
-from rhobust.start import train_run
-from rhobust.trained import load
+from rhobust.runs.config import Config
+from rhobust.runs.load import load
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
+from rhobust.training.cuda_graph import CudaGraphEngine
+from rhobust.training.eager import EagerEngine
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "gpu.json"
 SHAPE, CLASSES, BATCHES = torch.Size([1, 28, 28]), 10, (128, 2048)

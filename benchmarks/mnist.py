@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import command
-from rhobust.environment import environment
-from rhobust.files import write_json
 from rhobust.reproduction.tables import markdown
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "mnist.json"
 COMMANDS = (

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.command import read_csv
 from benchmarks.one_gradient_variants import ABLATED, ABLATION, BASELINES, DATA, DEEP, WAYS, method_of
-from rhobust import figures
+from rhobust.charts import curves
 from rhobust.reproduction.tables import markdown
 
 EPSILONS = (0.1, 0.2, 0.3, 0.4)
@@ -155,7 +155,7 @@ def frontier(made: Sequence[Variant]) -> list[Variant]:
 
 def figure(rows: Sequence[Row]) -> Figure:
     """A row for each data set: clean against attacked error, and gradients against attacked error."""
-    drawn, axes = figures.new_figure(2, len(DATA), 11, 4.4 * len(DATA))
+    drawn, axes = curves.new_figure(2, len(DATA), 11, 4.4 * len(DATA))
     for (left, right), data in zip(axes, DATA, strict=True):
         held = [one for one in variants(rows, data) if not one.collapsed]
         for method in dict.fromkeys(one.method for one in held):
@@ -173,7 +173,7 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_method(left: Any, right: Any, method: str, made: Sequence[Variant], data: str) -> None:
-    look = figures.style(method)
+    look = curves.style(method)
     dots = {"color": look["color"], "marker": look["marker"]}
     main = [one for one in made if one.name in (*BASELINES[data], *WAYS[data])]
     rest = [one for one in made if one not in main and one.name != DEEP[data]]

@@ -24,16 +24,16 @@ import torch
 from benchmarks.command import command, write_csv
 from benchmarks.one_gradient_tables import COLUMNS, EPSILONS, TABLES, WORST, Row, figure, read
 from benchmarks.one_gradient_variants import ABLATED, ABLATION, BASELINES, CONFIRMED, DATA, DEEP, WAYS, settings
-from rhobust.config import Config
-from rhobust.data import load_data
-from rhobust.environment import environment
-from rhobust.evaluate import Evaluation, evaluate
+from rhobust.data.catalog import load_data
+from rhobust.data.samples import Samples
+from rhobust.evaluation.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
-from rhobust.record import rho_eff
 from rhobust.reproduction.mps import shared_card
-from rhobust.samples import Samples
-from rhobust.start import train_run
-from rhobust.trained import load
+from rhobust.runs.config import Config
+from rhobust.runs.load import load
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.training.record import rho_eff
 
 RESULTS = Path(__file__).parents[1] / "results" / "one-gradient.csv"
 SHARED = {"epochs": 30, "batch_size": 128, "log_every": 25, "checkpoint_every": 10**9}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhobust.toml import parse_overrides
+from rhobust.support.toml import parse_overrides
 
 DATA = ("mnist", "fashion-mnist")
 OURS = ("spgda", "spgda-margin")  # with the cost ||.||_inf^2: the attacks are measured so

@@ -36,10 +36,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.command import command
 from rhobust import ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
-from rhobust.attacks import Attack, attack
-from rhobust.environment import environment
-from rhobust.files import write_json
-from rhobust.models import cnn, linear
+from rhobust.attacks.attack import Attack, attack
+from rhobust.models.catalog import cnn, linear
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "overhead.json"
 

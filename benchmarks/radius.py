@@ -14,16 +14,16 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.command import command
-from rhobust.config import Config
-from rhobust.data import load_data
-from rhobust.environment import environment
-from rhobust.evaluate import evaluate
-from rhobust.files import write_json
+from rhobust.data.catalog import load_data
+from rhobust.evaluation.evaluate import evaluate
 from rhobust.losses import cross_entropy
-from rhobust.record import rho_eff
 from rhobust.reproduction.tables import markdown, percent
-from rhobust.start import train_run
-from rhobust.trained import load
+from rhobust.runs.config import Config
+from rhobust.runs.load import load
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
+from rhobust.training.record import rho_eff
 
 RESULTS = Path(__file__).parents[1] / "results" / "radius.json"
 DATA, MODEL, EPOCHS, SEEDS = "digits", "mlp", 30, (0, 1, 2)

@@ -17,13 +17,13 @@ import torch
 
 from benchmarks.command import command, read_csv, write_csv
 from benchmarks.one_gradient_variants import RARE, TURNS, settings
-from rhobust.build import build_engine
-from rhobust.config import Config
-from rhobust.cuda_graph import CudaGraphEngine
-from rhobust.data import load_data
-from rhobust.eager import EagerEngine
-from rhobust.environment import environment
+from rhobust.data.catalog import load_data
 from rhobust.reproduction.tables import markdown
+from rhobust.runs.build import build_engine
+from rhobust.runs.config import Config
+from rhobust.support.environment import environment
+from rhobust.training.cuda_graph import CudaGraphEngine
+from rhobust.training.eager import EagerEngine
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "step-times.csv"
 WINDOWS, STEPS = 7, {"cuda": 300, "cpu": 6}  # steps in a window: whole rounds of turns, at least so many

@@ -17,17 +17,18 @@ import psutil
 import torch
 
 import rhobust
-from rhobust.build import compose_run, federation_of, server_of, work_of
-from rhobust.config import Config
-from rhobust.data import digits, load_data
-from rhobust.engines.nvflare.kits import Kits, make_kits
-from rhobust.engines.nvflare.processes import parties, start, stop
-from rhobust.federated_engine import FederatedEngine
-from rhobust.loop import train
-from rhobust.runs import Run
-from rhobust.seeding import seeded
-from rhobust.server import Server
-from rhobust.simulation import Simulation
+from rhobust.data import digits
+from rhobust.data.catalog import load_data
+from rhobust.deployment.kits import Kits, make_kits
+from rhobust.deployment.processes import parties, start, stop
+from rhobust.federation.federated_engine import FederatedEngine
+from rhobust.federation.server import Server
+from rhobust.federation.simulation import Simulation
+from rhobust.runs.build import compose_run, federation_of, server_of, work_of
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.support.seeding import seeded
+from rhobust.training.loop import train
 
 PATIENCE = 90.0
 

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhobust.aggregators import Aggregator, Mean
-from rhobust.batches import SampleBatches
-from rhobust.compose import compose
-from rhobust.eager import EagerEngine
-from rhobust.engines.worker import LocalWork, Worker
+from rhobust.data.batches import SampleBatches
+from rhobust.data.samples import Samples
+from rhobust.federation.aggregators import Aggregator, Mean
+from rhobust.federation.messages import Task, Upload, flat
+from rhobust.federation.server import Server
+from rhobust.federation.simulation import Simulation
+from rhobust.federation.worker import LocalWork, Worker
 from rhobust.losses import cross_entropy
-from rhobust.messages import Task, Upload, flat
-from rhobust.methods import find_method
-from rhobust.record import RoundRecord
+from rhobust.method import find_method
 from rhobust.regularizers import NoRegularizer, Regularizer
-from rhobust.samples import Samples
-from rhobust.server import Server
-from rhobust.simulation import Simulation
+from rhobust.training.compose import compose
+from rhobust.training.eager import EagerEngine
+from rhobust.training.record import RoundRecord
 
 BOUNDS = (-3.0, 3.0)
 CLASSES = 3

@@ -16,9 +16,9 @@ from scipy.optimize import brentq, minimize, minimize_scalar
 from scipy.special import expit
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import Problem
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.objective import RobustObjective
-from rhobust.problem import Problem
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rhobust.config import Config
-from rhobust.start import train_run
+from rhobust.runs.config import Config
+from rhobust.runs.start import train_run
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "erm": {"method": "erm"},

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from rhobust import ascent, costs, errors, regularizers
 from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
-from rhobust.methods import Method, methods
+from rhobust.method import Method, methods
 from rhobust.objective import RobustObjective, Surrogate
 from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import L1
-from rhobust.version import __version__ as __version__
+from rhobust.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rhobust.certificates import certify
-    from rhobust.fitting import fit
-    from rhobust.trained import load
+    from rhobust.certificates.certify import certify
+    from rhobust.runs.load import load
+    from rhobust.training.fit import fit
 
 __all__ = [
     "L1",
@@ -43,15 +43,15 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """`certify`, `fit` and `load` on first use: the mathematics above needs torch alone."""
     if name == "certify":
-        from rhobust.certificates import certify
+        from rhobust.certificates.certify import certify
 
         return certify
     if name == "fit":
-        from rhobust.fitting import fit
+        from rhobust.training.fit import fit
 
         return fit
     if name == "load":
-        from rhobust.trained import load
+        from rhobust.runs.load import load
 
         return load
     raise AttributeError(f"module 'rhobust' has no attribute '{name}'")

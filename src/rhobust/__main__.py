@@ -1,6 +1,6 @@
 """`python -m rhobust` is the command."""
 
-from rhobust.cli import main
+from rhobust.commands.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhobust.compiling import fusible
 from rhobust.errors import DataError, Refused
+from rhobust.support.compiling import fusible
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""

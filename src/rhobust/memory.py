@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rhobust.checks import decay_problem
-from rhobust.compiling import fusible
 from rhobust.errors import Refused
+from rhobust.support.compiling import fusible
 
 
 class Memory:

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem
+from rhobust.ascent.maximizer import Maximizer, maximize
+from rhobust.ascent.oracle import Oracle
 from rhobust.checked_loss import CheckedLoss
-from rhobust.compiling import fusible
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.losses import PerSampleLoss, tempered
-from rhobust.maximizer import Maximizer, maximize
-from rhobust.oracle import Oracle
-from rhobust.problem import Accuracy, Maximum, Problem
-from rhobust.undisturbed import undisturbed
+from rhobust.support.compiling import fusible
+from rhobust.support.probing import undisturbed
 from rhobust.validator import (
     check_batch,
     check_labels,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from rhobust.compiling import fuses, fusible
 from rhobust.errors import Refused
 from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative, Rate
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
+from rhobust.support.compiling import fuses, fusible
 
 Metric = Callable[[dict[str, Any], dict[str, Any], Tensor], Tensor]
 """(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step.

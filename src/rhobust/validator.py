@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rhobust.ascent.maximizer import Maximizer
 from rhobust.checks import is_number
-from rhobust.compiling import capturing
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
-from rhobust.maximizer import Maximizer
+from rhobust.support.compiling import capturing
 
 
 def check_settings(

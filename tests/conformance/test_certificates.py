@@ -15,16 +15,16 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from rhobust.certificate import Certificate
-from rhobust.certificates import certify
-from rhobust.config import Config
+from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.certify import certify
+from rhobust.certificates.exact import curvature_bound
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
+from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import PerSampleLoss, cross_entropy
-from rhobust.models import build_model
-from rhobust.samples import Samples
-from rhobust.sups import curvature_bound
-from rhobust.trained import TrainedModel
+from rhobust.models.catalog import build_model
+from rhobust.runs.config import Config
+from rhobust.runs.load import TrainedModel
 from tests.problems import (
     NORMS,
     Norm,

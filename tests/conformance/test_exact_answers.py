@@ -21,9 +21,9 @@ from torch.nn.functional import softplus
 
 from rhobust import L1, FixedGamma, Multiplicative, ProjectedGradient, ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, ErrorAscent, MarginAscent, Oracle, error_length, margin_length, maximize
+from rhobust.ascent.inner_problem import Problem
 from rhobust.costs import SquaredL2, SquaredLp
 from rhobust.gamma_rules import GammaRule
-from rhobust.problem import Problem
 from tests.problems import (
     NORMS,
     Norm,

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
-from rhobust import audit as audits
-from rhobust.audit import TOLERANCE, audit
-from rhobust.cli import app
+from rhobust.commands.app import app
 from rhobust.data import digits
+from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError, Refused
-from rhobust.samples import Samples
+from rhobust.evaluation import referee as audits
+from rhobust.evaluation.referee import TOLERANCE, audit
 
 LOSS = partial(cross_entropy, reduction="none")
 

@@ -14,16 +14,16 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import rhobust
-from rhobust import measurements
-from rhobust.cli import app, main
-from rhobust.config import Config
+from rhobust.commands.app import app, main
 from rhobust.data import digits
 from rhobust.errors import ConfigError, RhobustError
-from rhobust.federation import Federation
-from rhobust.methods import FEDERATED
-from rhobust.runs import Run
-from rhobust.setting import settings_of
-from rhobust.shifts import evaluate_shifts
+from rhobust.evaluation.shifts import evaluate_shifts
+from rhobust.federation.settings import Federation
+from rhobust.method import FEDERATED
+from rhobust.runs import measurements
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.support.setting import settings_of
 
 
 def command(*words: str) -> str:
@@ -81,7 +81,7 @@ def test_load_gives_the_trained_module_back(trained: Path) -> None:
 
 def test_fit_and_train_take_the_same_steps(trained: Path) -> None:
     """One call and the command are the same pieces: equal weights, bit for bit."""
-    from rhobust.models import build_model
+    from rhobust.models.catalog import build_model
 
     data = digits()
     with torch.random.fork_rng():

@@ -12,17 +12,17 @@ import torch
 from typer.testing import CliRunner
 
 import rhobust
-from rhobust.cli import app
-from rhobust.config import Config
-from rhobust.data import load_data
+from rhobust.commands.app import app
+from rhobust.data.catalog import load_data
 from rhobust.errors import ConfigError, RhobustError
-from rhobust.evaluate import evaluate
+from rhobust.evaluation.evaluate import evaluate
+from rhobust.federation.server import QuorumLost
 from rhobust.losses import cross_entropy
-from rhobust.observer import Observer
-from rhobust.record import Record
-from rhobust.runs import Run
-from rhobust.server import QuorumLost
-from rhobust.start import train_run
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.start import train_run
+from rhobust.training.observers import Observer
+from rhobust.training.record import Record
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")
 PARAMETERS = 64 * 10 + 10  # of the linear model on the digits
@@ -234,7 +234,7 @@ def replace(*args):
     return real(*args)
 os.replace = replace
 sys.argv = ["rhobust", *sys.argv[1:]]
-from rhobust.cli import main
+from rhobust.commands.app import main
 main()
 """
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from rhobust.cli import app
-from rhobust.config import Config
+from rhobust.commands.app import app
 from rhobust.errors import RhobustError
+from rhobust.runs.config import Config
 from tests.deployments import assert_same, in_process, lines
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from benchmarks import radius as benchmark
-from rhobust.cli import app
+from rhobust.commands.app import app
 from rhobust.costs import SquaredLp
 from rhobust.data import digits
+from rhobust.drift.transport import covering_radius, transport_cost
 from rhobust.errors import ConfigError, DataError, Refused, RhobustError
-from rhobust.radius import covering_radius, transport_cost
 
 ROOT = Path(__file__).parents[2]
 REAL = Path(os.environ.get("RHOBUST_DATA", ROOT.parent / "shared" / "data"))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rhobust.cli import app
-from rhobust.config import Config
+from rhobust.commands.app import app
 from rhobust.errors import RhobustError
-from rhobust.files import write_json
-from rhobust.start import train_run
+from rhobust.runs.config import Config
+from rhobust.runs.start import train_run
+from rhobust.support.files import write_json
 from tests.reports import NAMES, tiny_runs
 
 HOSTILE = '<script>alert("1")</script> & "quotes" \''

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rhobust.files import write_json
-from rhobust.report import gather
+from rhobust.report.gather import gather
 from rhobust.report.page import to_html
+from rhobust.support.files import write_json
 from tests.reports import NAMES, tiny_runs
 
 WIDTHS, SCHEMES = (1280, 390), ("light", "dark")

@@ -17,16 +17,16 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from rhobust import archives
-from rhobust.cli import app
+from rhobust.commands.app import app
+from rhobust.data import archives
 from rhobust.errors import ConfigError, DataError, RunError
-from rhobust.files import exclusive
-from rhobust.interrupts import deferred_signals
 from rhobust.reproduction.experiments import FIGURES, QUICK
 from rhobust.reproduction.plan import Job, known_jobs, plan
 from rhobust.reproduction.pool import Ended, _deaf_to_interrupts, work_through
 from rhobust.reproduction.session import Session
 from rhobust.reproduction.store import Store, read_figure, read_sessions
+from rhobust.support.files import exclusive
+from rhobust.support.interrupts import deferred_signals
 
 REAL = Path(os.environ.get("RHOBUST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 COMMAND = [sys.executable, "-m", "rhobust", "reproduce"]

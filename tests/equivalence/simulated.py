@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from rhobust.engines.nvflare.coordinator import Coordinator
-from rhobust.engines.nvflare.jobs import job_of
-from rhobust.engines.nvflare.site import LocalData, Site
+from rhobust.deployment.coordinator import Coordinator
+from rhobust.deployment.site import LocalData, Site
+from rhobust.deployment.submission import job_of
 
 
 class SimulatedSite(Site):

@@ -14,26 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from rhobust.ascent import Ball, ErrorAscent
-from rhobust.averaging import WeightAverage
-from rhobust.batches import Batch, Batches, SampleBatches
-from rhobust.cuda_graph import CudaGraphEngine
-from rhobust.eager import EagerEngine
-from rhobust.engine import Engine
-from rhobust.engines.fusion import Fusion
-from rhobust.engines.graphs import Graphs
-from rhobust.engines.worker import LocalWork, Worker
+from rhobust.data.batches import Batch, Batches, SampleBatches
+from rhobust.data.samples import Samples
 from rhobust.errors import DataError, Diverged
-from rhobust.loop import train
+from rhobust.federation.messages import Task, flat
+from rhobust.federation.worker import LocalWork, Worker
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
-from rhobust.messages import Task, flat
-from rhobust.methods import find_method
-from rhobust.models import build_model
+from rhobust.method import find_method
+from rhobust.models.catalog import build_model
 from rhobust.objective import RobustObjective
-from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import L1, Regularizer, SquaredL2
-from rhobust.samples import Samples
+from rhobust.training.cuda_graph import CudaGraphEngine
+from rhobust.training.eager import EagerEngine
+from rhobust.training.engine import Engine
+from rhobust.training.fusion import Fusion
+from rhobust.training.loop import train
+from rhobust.training.observers import Observer
+from rhobust.training.recording import Graphs
+from rhobust.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")
 

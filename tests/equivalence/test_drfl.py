@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rhobust.aggregators import Clipped, Mean, Median
-from rhobust.batches import Batch
-from rhobust.build import compose_run
-from rhobust.config import Config
-from rhobust.data import load_data
-from rhobust.engines.worker import LocalWork, Worker
-from rhobust.messages import Task, Upload, flat, put
-from rhobust.models import build_model
+from rhobust.data.batches import Batch
+from rhobust.data.catalog import load_data
+from rhobust.data.partitions import partition
+from rhobust.data.samples import Samples
+from rhobust.federation.aggregators import Clipped, Mean, Median
+from rhobust.federation.messages import Task, Upload, flat, put
+from rhobust.federation.server import Server
+from rhobust.federation.simulation import Simulation
+from rhobust.federation.worker import LocalWork, Worker
+from rhobust.models.catalog import build_model
 from rhobust.optim import ProximalOptimizer
-from rhobust.partitions import partition
 from rhobust.regularizers import L1, Regularizer, SquaredL1
-from rhobust.samples import Samples
-from rhobust.server import Server
-from rhobust.simulation import Simulation
-from rhobust.start import train_run
+from rhobust.runs.build import compose_run
+from rhobust.runs.config import Config
+from rhobust.runs.start import train_run
 from tests.federations import Setting, answered, away, network, theta_gamma, watched
 
 ADAM = partial(torch.optim.Adam, lr=0.01)

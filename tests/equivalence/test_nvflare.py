@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rhobust.config import Config
+from rhobust.runs.config import Config
 from tests.deployments import assert_same, in_process, lines
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rhobust.cli import app
+from rhobust.commands.app import app
+from rhobust.data.npz import from_npz
 from rhobust.errors import ConfigError, DataError, RunError
-from rhobust.npz import from_npz
 
 WORDS = "train --data mine.npz --model linear --method erm --epochs 2 --out run checkpoint_every=1 learning_rate=0.1"
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rhobust.config import Config
-from rhobust.engines.nvflare import processes
-from rhobust.engines.nvflare.kits import FederationError, make_kits
-from rhobust.engines.nvflare.processes import Party
+from rhobust.deployment import processes
+from rhobust.deployment.kits import FederationError, make_kits
+from rhobust.deployment.processes import Party
+from rhobust.runs.config import Config
 from tests.deployments import (
     PATIENCE,
     Deployment,
@@ -44,7 +44,7 @@ if any("worker_process" in word for word in sys.orig_argv):
     import json, os, pathlib, time
     if pathlib.Path({lies!r} + ".dead").exists():
         os._exit(1)
-    from rhobust.engines.nvflare.site import Site
+    from rhobust.deployment.site import Site
     honest = Site._gradient
     def lying(self, task):
         answer = honest(self, task)

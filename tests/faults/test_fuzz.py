@@ -27,22 +27,22 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import rhobust
-from rhobust.archives import MNIST, decompressed
-from rhobust.cli import app
-from rhobust.config import Config
-from rhobust.data import load_data
+from rhobust.commands.app import app
+from rhobust.data.archives import MNIST, decompressed
+from rhobust.data.catalog import load_data
+from rhobust.data.image_folder import from_folder
+from rhobust.data.npz import from_npz
+from rhobust.data.samples import DataSet
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
-from rhobust.image_folder import from_folder
-from rhobust.measurements import EVALUATION, kept
-from rhobust.methods import methods
-from rhobust.npz import from_npz
-from rhobust.runs import Run
-from rhobust.samples import DataSet
-from rhobust.setting import settings_of
-from rhobust.start import train_run
-from rhobust.state_files import _digest, read_state, write_state
-from rhobust.summary import summary
-from rhobust.toml import parse_overrides, read_toml
+from rhobust.method import methods
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.measurements import EVALUATION, kept
+from rhobust.runs.start import train_run
+from rhobust.runs.summary import summary
+from rhobust.support.setting import settings_of
+from rhobust.support.state_files import _digest, read_state, write_state
+from rhobust.support.toml import parse_overrides, read_toml
 
 T = TypeVar("T")
 Noise = list[tuple[str, float, bytes]] | bytes

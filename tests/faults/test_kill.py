@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rhobust.runs import Run
+from rhobust.runs.directory import Run
 
 # Noise and dropout draw from the generator, also in the middle of an epoch (of 6 steps), and Adam keeps buffers: all of
 # it has to survive.
@@ -22,8 +22,8 @@ SETTINGS = [
 # The command, where a model has dropout.
 MAIN = """
 from torch import nn
-from rhobust.cli import main
-from rhobust.models import MODELS, mlp
+from rhobust.commands.app import main
+from rhobust.models.catalog import MODELS, mlp
 MODELS["mlp"] = lambda shape, classes: nn.Sequential(nn.Dropout(0.2), mlp(shape, classes))
 main()
 """
@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
 
 
 def test_no_partial_file_is_left_behind_by_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rhobust.files import write_atomically
+    from rhobust.support.files import write_atomically
 
     target = tmp_path / "file"
     write_atomically(target, b"old")

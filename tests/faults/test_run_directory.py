@@ -13,15 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 import rhobust
-from rhobust.cli import app
-from rhobust.config import Config
+from rhobust.commands.app import app
 from rhobust.errors import RunError
-from rhobust.files import LOCK, write_atomically
-from rhobust.observer import Observer
-from rhobust.record import rho_eff
-from rhobust.runs import Run
-from rhobust.start import train_run
-from rhobust.summary import _remark, summary
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.start import train_run
+from rhobust.runs.summary import _remark, summary
+from rhobust.support.files import LOCK, write_atomically
+from rhobust.training.observers import Observer
+from rhobust.training.record import rho_eff
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 
@@ -153,7 +153,7 @@ def test_a_name_that_is_not_utf8_is_one_like_any_other(stopped: Path, whole: Pat
 def test_a_place_that_cannot_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhobust.cli import main
+    from rhobust.commands.app import main
 
     file = tmp_path / "file"
     file.write_text("in the way")

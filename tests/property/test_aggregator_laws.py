@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rhobust.aggregators import Aggregator, Clipped, GeometricMedian, Mean, Median, MultiKrum, TrimmedMean
+from rhobust.federation.aggregators import Aggregator, Clipped, GeometricMedian, Mean, Median, MultiKrum, TrimmedMean
 
 law = settings(deadline=None, derandomize=True, max_examples=60)
 SEEDS = st.integers(0, 10**6)

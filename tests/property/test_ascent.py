@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from rhobust import RobustObjective
 from rhobust.ascent import Ball, ErrorAscent, Identity, MarginAscent, Maximizer, Oracle, PenalizedAscent, maximize
+from rhobust.ascent.inner_problem import Problem
 from rhobust.costs import SquaredL2
 from rhobust.errors import Refused
-from rhobust.problem import Problem
 from tests.problems import (
     NORMS,
     Norm,

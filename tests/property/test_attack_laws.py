@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rhobust.apgd import AutoPGD
 from rhobust.ascent import Ball, Problem, maximize
-from rhobust.attacks import ATTACKS, Attack, attack, errs
+from rhobust.attacks.attack import ATTACKS, Attack, attack, errs
+from rhobust.attacks.auto_pgd import AutoPGD
+from rhobust.attacks.square import random_squares
 from rhobust.costs import SquaredL2
-from rhobust.evaluate import evaluate
-from rhobust.samples import Samples
-from rhobust.search import random_squares
+from rhobust.data.samples import Samples
+from rhobust.evaluation.evaluate import evaluate
 
 LOSS = partial(cross_entropy, reduction="none")
 law = settings(deadline=None, derandomize=True, max_examples=30)

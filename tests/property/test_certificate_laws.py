@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from rhobust import certificates
-from rhobust.certificate import Certificate
-from rhobust.certificates import certify
+from rhobust.certificates import certify as certificates
+from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.certify import certify
+from rhobust.certificates.dual import Column, Dual
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
-from rhobust.dual import Column, Dual
+from rhobust.data.samples import Samples
 from rhobust.losses import cross_entropy
-from rhobust.samples import Samples
 from tests.problems import NORMS, Norm, generator, known, length, linear_model, normal, uniform
 
 BOX = (-1.0, 1.0)

@@ -14,26 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rhobust.aggregators import GeometricMedian, Mean, Median
-from rhobust.compose import compose
-from rhobust.data import load_data
-from rhobust.engines.worker import LocalWork
-from rhobust.federated_engine import FederatedEngine
-from rhobust.loop import train
+from rhobust.data.catalog import load_data
+from rhobust.data.partitions import partition
+from rhobust.data.samples import Samples
+from rhobust.federation.aggregators import GeometricMedian, Mean, Median
+from rhobust.federation.federated_engine import FederatedEngine
+from rhobust.federation.messages import Upload
+from rhobust.federation.randomness import Stream
+from rhobust.federation.server import QuorumLost, RoundDiverged, Server
+from rhobust.federation.simulation import Simulation
+from rhobust.federation.worker import LocalWork
 from rhobust.losses import cross_entropy
-from rhobust.messages import Upload
-from rhobust.methods import find_method
-from rhobust.models import build_model
+from rhobust.method import find_method
+from rhobust.models.catalog import build_model
 from rhobust.objective import RobustObjective
-from rhobust.observer import Observer
 from rhobust.optim import ProximalOptimizer
-from rhobust.partitions import partition
-from rhobust.randomness import Stream
-from rhobust.record import RoundRecord
-from rhobust.runs import Run
-from rhobust.samples import Samples
-from rhobust.server import QuorumLost, RoundDiverged, Server
-from rhobust.simulation import Simulation
+from rhobust.runs.directory import Run
+from rhobust.training.compose import compose
+from rhobust.training.loop import train
+from rhobust.training.observers import Observer
+from rhobust.training.record import RoundRecord
 from tests.federations import Setting, answered, theta_gamma, watched
 
 few = settings(deadline=None, derandomize=True, max_examples=30)

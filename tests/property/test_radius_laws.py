@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
-from rhobust.radius import covering_radius, transport_cost
+from rhobust.drift.transport import covering_radius, transport_cost
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=40)
 COSTS = st.sampled_from([SquaredL2(), SquaredLp(1.3), SquaredLinf()])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhobust.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from rhobust.data import digits
-from rhobust.shifts import EXPONENTS, worst_proportion_error
+from rhobust.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from rhobust.evaluation.shifts import EXPONENTS, worst_proportion_error
 
 law = settings(deadline=None, derandomize=True, max_examples=40)
 NAMES = st.sampled_from(list(CORRUPTIONS))

@@ -9,12 +9,12 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust.audit import OURS, RESTARTS, SQUARE
-from rhobust.commands.shared import Quiet, check_output, check_seed, measuring, show_flags, warn_unkept
-from rhobust.console import OUT, say, show
-from rhobust.files import write_json
-from rhobust.measurements import TrainedRun, measure_audit
-from rhobust.runs import Run
+from rhobust.commands.output import Quiet, check_output, check_seed, measuring, show_flags, warn_unkept
+from rhobust.evaluation.referee import OURS, RESTARTS, SQUARE
+from rhobust.runs.directory import Run
+from rhobust.runs.measurements import TrainedRun, measure_audit
+from rhobust.support.console import OUT, say, show
+from rhobust.support.files import write_json
 
 
 def audit(

@@ -9,13 +9,13 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust import svg
-from rhobust.commands.shared import Quiet, check_output, measuring, numbers, warn_unkept, words
-from rhobust.console import OUT, say, show
-from rhobust.files import write_json
-from rhobust.measurements import LINF_RADII, RADII, TrainedRun, measure_certificates
-from rhobust.report.figures import certificate_panel
-from rhobust.runs import Run
+from rhobust.charts import svg
+from rhobust.commands.output import Quiet, check_output, measuring, numbers, warn_unkept, words
+from rhobust.report.panels import certificate_panel
+from rhobust.runs.directory import Run
+from rhobust.runs.measurements import LINF_RADII, RADII, TrainedRun, measure_certificates
+from rhobust.support.console import OUT, say, show
+from rhobust.support.files import write_json
 
 
 def certify(

@@ -11,16 +11,17 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from rhobust.commands.shared import Quiet
-from rhobust.config import Config
-from rhobust.console import ERR, OUT, say, show
+from rhobust.commands.output import Quiet
+from rhobust.commands.progress import TrainingProgress
 from rhobust.errors import RunError
-from rhobust.files import write_atomically
-from rhobust.methods import methods
-from rhobust.progress import TrainingProgress
-from rhobust.report import gather, tables
-from rhobust.runs import Run
-from rhobust.start import train_run
+from rhobust.method import methods
+from rhobust.report import tables
+from rhobust.report.gather import gather
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.start import train_run
+from rhobust.support.console import ERR, OUT, say, show
+from rhobust.support.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from rhobust import figures, svg
-from rhobust.attacks import ATTACKS, only_weak
-from rhobust.commands.shared import (
+from rhobust.attacks.attack import ATTACKS, only_weak
+from rhobust.charts import curves, svg
+from rhobust.commands.output import (
     Quiet,
     check_output,
     check_seed,
@@ -23,15 +23,15 @@ from rhobust.commands.shared import (
     warn_unkept,
     words,
 )
-from rhobust.console import OUT, say, show
 from rhobust.errors import ConfigError
-from rhobust.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, WASSERSTEIN, WORST, Evaluation
-from rhobust.files import write_json
-from rhobust.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
-from rhobust.report.figures import shift_panel
+from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, WASSERSTEIN, WORST, Evaluation
+from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts
+from rhobust.report.panels import shift_panel
 from rhobust.report.rows import Spread
-from rhobust.runs import Run
-from rhobust.shifts import SHIFTS, ShiftEvaluation, find_shifts
+from rhobust.runs.directory import Run
+from rhobust.runs.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
+from rhobust.support.console import OUT, say, show
+from rhobust.support.files import write_json
 
 
 def evaluate(
@@ -147,7 +147,7 @@ def _draw_shifts(found: Mapping[str, ShiftEvaluation], path: Path) -> None:
     """The mean error of each name under every shift, and over them."""
     drawn: list[tuple[str, dict[str, Any], dict[str, Spread]]] = []
     for name, one in found.items():
-        style = figures.style(name) | ({"markerfacecolor": "none"} if drawn else {})
+        style = curves.style(name) | ({"markerfacecolor": "none"} if drawn else {})
         errors = one.means | {"mean over shifts": one.mean}
         drawn.append((name, style, {shift: Spread((error,)) for shift, error in errors.items()}))
     shift_panel(list(drawn[0][2]), drawn).save(path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhobust.build import federation_of
 from rhobust.commands import options
-from rhobust.commands.shared import Quiet
+from rhobust.commands.output import Quiet
 from rhobust.commands.train import destination, layers, run_training
-from rhobust.config import Config
+from rhobust.runs.build import federation_of
+from rhobust.runs.config import Config
 
 USUAL = {"method": "drfl", "batch_size": 64}
 """The paper's settings, where others are not given."""

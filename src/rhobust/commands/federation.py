@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from rhobust.build import federation_of
 from rhobust.commands.federate import USUAL
-from rhobust.commands.shared import Quiet, show_run
+from rhobust.commands.output import Quiet, show_run
+from rhobust.commands.progress import TrainingProgress, in_words
 from rhobust.commands.train import destination, layers
-from rhobust.config import Config
-from rhobust.console import ERR, OUT, say
-from rhobust.data import DATA
+from rhobust.data.catalog import DATA
 from rhobust.errors import ConfigError, RhobustError
-from rhobust.interrupts import interruptible
-from rhobust.progress import TrainingProgress, in_words
-from rhobust.runs import Run
+from rhobust.runs.build import federation_of
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.support.console import ERR, OUT, say
+from rhobust.support.interrupts import interruptible
 
 Fed = Annotated[Path, typer.Argument(metavar="FED", help="Directory made by `init`, or one that holds a kit from it.")]
 OneSite = Annotated[str | None, typer.Option("--site", help="One party only: server, site-1, ... Default: all.")]
@@ -43,7 +43,7 @@ def init(
 ) -> None:
     """Make certificates and start-up kits for the server, the sites and the administrator, who submits trainings."""
     _need_engine()
-    from rhobust.engines.nvflare.kits import make_kits
+    from rhobust.deployment.kits import make_kits
 
     kits = make_kits(out, workers, server_name, port)
     if not quiet:
@@ -55,7 +55,7 @@ def init(
 def start(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
     """Start the server and the sites whose kits are here, or one of them, and wait until they are up."""
     _need_engine()
-    from rhobust.engines.nvflare import processes
+    from rhobust.deployment import processes
 
     with interruptible():
         processes.start(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
@@ -65,7 +65,7 @@ def start(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
 def stop(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
     """Stop the server and the sites that run here."""
     _need_engine()
-    from rhobust.engines.nvflare import processes
+    from rhobust.deployment import processes
 
     processes.stop(processes.parties(fed, site), lambda line: None if quiet else say(OUT, line))
 
@@ -74,7 +74,7 @@ def stop(fed: Fed, site: OneSite = None, quiet: Quiet = False) -> None:
 def status(fed: Fed) -> None:
     """List the parties that run here and the sites connected to the server. Exit code 1 if one is missing."""
     _need_engine()
-    from rhobust.engines.nvflare import processes
+    from rhobust.deployment import processes
 
     missing = False
     for party in processes.parties(fed):
@@ -82,8 +82,8 @@ def status(fed: Fed) -> None:
         say(OUT, f"{party.name}: {'runs, process ' + str(process.pid) if process else 'does not run'}")
         missing |= process is None
     if (fed / "federation.json").exists():
-        from rhobust.engines.nvflare.jobs import admin, present
-        from rhobust.engines.nvflare.kits import Kits
+        from rhobust.deployment.kits import Kits
+        from rhobust.deployment.submission import admin, present
 
         kits = Kits.find(fed)
         with admin(kits) as session:
@@ -114,7 +114,7 @@ def submit(
 ) -> None:
     """Train with the sites that are up, to the end. Run it on the server's machine."""
     _need_engine()
-    from rhobust.engines.nvflare.kits import Kits
+    from rhobust.deployment.kits import Kits
 
     if not 0 < deadline < 3600:
         raise ConfigError([f"deadline must be between 0 and 3600 seconds, not {deadline:g}"])
@@ -141,7 +141,7 @@ def demo(
 
 
 def _demonstrate(fed: Path, path: Path, workers: int | None, quiet: bool) -> None:
-    from rhobust.engines.nvflare.kits import Kits, make_kits
+    from rhobust.deployment.kits import Kits, make_kits
 
     if not (fed / "federation.json").exists():
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -165,8 +165,8 @@ def _demonstrate(fed: Path, path: Path, workers: int | None, quiet: bool) -> Non
 
 def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, quiet: bool) -> None:
     """Submit and watch; what is left of a training that does not end well is named."""
-    from rhobust.engines.nvflare.jobs import Submission
-    from rhobust.engines.nvflare.kits import Kits
+    from rhobust.deployment.kits import Kits
+    from rhobust.deployment.submission import Submission
 
     again, before = f"rhobust federation submit {fed} --resume {path}", Run(path).finished
     label = f"resuming {path}" if settings is None else f"{settings.name} at {fed}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rhobust.console import OUT
-from rhobust.federation import unfolded
-from rhobust.methods import FEDERATED
-from rhobust.methods import methods as all_methods
-from rhobust.toml import typed
+from rhobust.federation.settings import unfolded
+from rhobust.method import FEDERATED
+from rhobust.method import methods as all_methods
+from rhobust.support.console import OUT
+from rhobust.support.toml import typed
 
 
 def methods() -> None:

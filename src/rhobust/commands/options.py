@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rhobust.config import Config
 from rhobust.errors import ConfigError, unknown
-from rhobust.federation import Federation
-from rhobust.methods import methods
-from rhobust.setting import settings_of
-from rhobust.toml import typed
+from rhobust.federation.settings import Federation
+from rhobust.method import methods
+from rhobust.runs.config import Config
+from rhobust.support.setting import settings_of
+from rhobust.support.toml import typed
 
 SETTINGS_AS_WORDS = {"ignore_unknown_options": True}  # they arrive among the words, where `_words` says what they are
 _KNOWN = {**settings_of(Config), **settings_of(Federation)}

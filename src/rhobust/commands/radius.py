@@ -14,16 +14,16 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from rhobust.commands.shared import Quiet, check_output, check_seed
-from rhobust.config import Config
-from rhobust.console import ERR, OUT, say, show
-from rhobust.data import DATA, data_problem, load_data
-from rhobust.environment import environment
+from rhobust.commands.output import Quiet, check_output, check_seed
+from rhobust.data.catalog import DATA, data_problem, load_data
+from rhobust.data.npz import unlabeled
+from rhobust.data.samples import DataSet
+from rhobust.drift.transport import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
 from rhobust.errors import ConfigError
-from rhobust.files import write_json
-from rhobust.npz import unlabeled
-from rhobust.radius import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
-from rhobust.samples import DataSet
+from rhobust.runs.config import Config
+from rhobust.support.console import ERR, OUT, say, show
+from rhobust.support.environment import environment
+from rhobust.support.files import write_json
 
 _PARTS = ("train", "test")
 _WHERE = "train or test (of --data), NAME, NAME:test, a path: .npz (its x), images."

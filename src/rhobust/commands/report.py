@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import Quiet, check_output, measuring
-from rhobust.console import OUT, say
+from rhobust.commands.output import Quiet, check_output, measuring
 from rhobust.errors import ConfigError, unknown
-from rhobust.files import write_atomically
+from rhobust.support.console import OUT, say
+from rhobust.support.files import write_atomically
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
     What `evaluate`, `certify` and `audit` left in the run directories is shown; what is missing is measured and kept
     there (the audit apart).
     """
-    from rhobust.report import gather
+    from rhobust.report.gather import gather
     from rhobust.report.page import FORMATS
     from rhobust.report.rows import counted
 

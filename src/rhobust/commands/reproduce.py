@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rhobust.commands.shared import Quiet
-from rhobust.console import ERR, OUT, say
+from rhobust.commands.output import Quiet
 from rhobust.errors import ConfigError, RhobustError, unknown
-from rhobust.files import exclusive, write_json
+from rhobust.support.console import ERR, OUT, say
+from rhobust.support.files import exclusive, write_json
 
 _FIGURES = [f"figure{number}" for number in range(1, 6)]
 _WHAT = [*_FIGURES, "all", "deployed", "draw"]

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from rhobust.commands import options
-from rhobust.commands.shared import Quiet, show_run
-from rhobust.config import Config
-from rhobust.console import ERR, say
+from rhobust.commands.output import Quiet, show_run
+from rhobust.commands.progress import TrainingProgress
 from rhobust.errors import ConfigError
-from rhobust.progress import TrainingProgress
-from rhobust.runs import Run
-from rhobust.start import train_run
-from rhobust.toml import parse_overrides, read_toml
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.start import train_run
+from rhobust.support.console import ERR, say
+from rhobust.support.toml import parse_overrides, read_toml
 
 _OPTIONS = (
     *("data", "data_dir", "limit", "model", "method", "radius", "epochs", "batch_size", "learning_rate", "seed"),

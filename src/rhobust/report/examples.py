@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from rhobust.attacks import attack, find_attack, norm_of
-from rhobust.data import load_data
+from rhobust.attacks.attack import attack, find_attack, norm_of
+from rhobust.data.catalog import load_data
 from rhobust.errors import ConfigError, DataError, RunError
-from rhobust.evaluate import WORST
+from rhobust.evaluation.evaluate import WORST
 from rhobust.losses import cross_entropy
-from rhobust.report import Report
+from rhobust.report.gather import Report
 from rhobust.report.rows import Row
-from rhobust.trained import load
+from rhobust.runs.load import load
 
 _SAMPLES, _ROWS = 4, 4
 

@@ -11,16 +11,16 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rhobust.measurements import CERTIFICATES, EVALUATION, SHIFTS, Kind
-from rhobust.report import COMPARABLE, Report, figures
-from rhobust.report import tables as tables
-from rhobust.report.commands import commands, reporting
+from rhobust.evaluation.trust import CHECKS
+from rhobust.report import panels, tables
 from rhobust.report.examples import examples
+from rhobust.report.gather import COMPARABLE, Report
+from rhobust.report.recipes import commands, reporting
 from rhobust.report.rows import Row
 from rhobust.report.summary import summary
 from rhobust.report.tables import Table
-from rhobust.trust import CHECKS
-from rhobust.version import __version__
+from rhobust.runs.measurements import CERTIFICATES, EVALUATION, SHIFTS, Kind
+from rhobust.support.version import __version__
 
 # What it means that a check passed, in words.
 _PASSED = {
@@ -46,12 +46,12 @@ def to_html(report: Report, out: Path) -> str:
     """One file that needs no other and no network."""
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(files("rhobust").joinpath("templates/report.html").read_text(encoding="utf-8"))
+    ).from_string(files("rhobust.report").joinpath("templates/report.html").read_text(encoding="utf-8"))
     charts = {
-        "errors": figures.error_curves(report),
-        "trajectories": figures.trajectories(report),
-        "certificates": figures.certificate_curves(report),
-        "shifts": figures.shift_charts(report),
+        "errors": panels.error_curves(report),
+        "trajectories": panels.trajectories(report),
+        "certificates": panels.certificate_curves(report),
+        "shifts": panels.shift_charts(report),
     }
     common, own = tables.settings(report)
     learning = [row for row in report.rows if row.first.config.make_method().robust]
@@ -67,7 +67,7 @@ def to_html(report: Report, out: Path) -> str:
         attack=report.strongest(),
         flags=report.flags(),
         passed=_passed(report),
-        swatches=figures.swatches(report),
+        swatches=panels.swatches(report),
         charts={part: [(panel.title, Markup(panel.svg)) for panel in drawn] for part, drawn in charts.items()},
         headline=tables.headline(report),
         attacks=tables.every_attack(report),

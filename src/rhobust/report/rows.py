@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhobust.attacks import norm_of
-from rhobust.config import Config
-from rhobust.evaluate import WASSERSTEIN, WORST
-from rhobust.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
-from rhobust.record import rho_eff
-from rhobust.runs import Run
+from rhobust.attacks.attack import norm_of
+from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
+from rhobust.training.record import rho_eff
 
 
 def telling(config: Config) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rhobust.evaluate import WORST
-from rhobust.report import Report, tables
+from rhobust.evaluation.evaluate import WORST
+from rhobust.report import tables
+from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread, counted
 
 

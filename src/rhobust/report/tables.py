@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rhobust.certificate import Certificate
-from rhobust.evaluate import WASSERSTEIN, WORST
-from rhobust.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
-from rhobust.report import Report
+from rhobust.certificates.certificate import Certificate
+from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.report.gather import Report
 from rhobust.report.rows import Entry, Row, Spread, counted, shown
+from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 
 MISSING = "–"
 _ALL_SHIFTS = "all shifts"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhobust.reproduction.curves import Content, Line, find, paper_lines, tuned_lines
 from rhobust.reproduction.experiments import FIGURES
-from rhobust.reproduction.lines import Content, Line, find, paper_lines, tuned_lines
 from rhobust.reproduction.tables import markdown
 
 _OTHERS = ("erm", "fgsm", "ifgsm", "wrm")

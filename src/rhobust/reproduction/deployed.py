@@ -18,21 +18,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhobust.build import compose_run, federated_engine, federation_of, server_of, work_of
-from rhobust.config import Config
-from rhobust.data import load_data
-from rhobust.environment import environment
+from rhobust.data.catalog import load_data
+from rhobust.data.partitions import partition
+from rhobust.data.samples import Samples
 from rhobust.errors import RhobustError
-from rhobust.loop import train
-from rhobust.observer import Observer
-from rhobust.partitions import partition
+from rhobust.federation.simulation import Simulation
 from rhobust.reproduction.experiments import FIGURES, Scale
-from rhobust.runs import Run
-from rhobust.samples import Samples
-from rhobust.seeding import seeded
-from rhobust.simulation import Simulation
-from rhobust.start import train_run
-from rhobust.trained import load
+from rhobust.runs.build import compose_run, federated_engine, federation_of, server_of, work_of
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.runs.load import load
+from rhobust.runs.start import train_run
+from rhobust.support.environment import environment
+from rhobust.support.seeding import seeded
+from rhobust.training.loop import train
+from rhobust.training.observers import Observer
 
 _FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
 _DEADLINE = 120.0  # seconds: ten sites may share a few cores
@@ -97,9 +97,9 @@ def _told(run: Run, gamma: float, seconds: float) -> dict[str, Any]:
 
 def _deployed(place: Path, simulated: Config, config: Config) -> Run:
     """The run of a federation whose sites hold what the simulated workers hold."""
-    from rhobust.engines.nvflare import processes
-    from rhobust.engines.nvflare.jobs import Submission
-    from rhobust.engines.nvflare.kits import make_kits
+    from rhobust.deployment import processes
+    from rhobust.deployment.kits import make_kits
+    from rhobust.deployment.submission import Submission
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

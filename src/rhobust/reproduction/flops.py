@@ -12,9 +12,9 @@ import torch
 from torch import Size, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rhobust.blocks import on_pixels
 from rhobust.losses import cross_entropy
-from rhobust.models import build_model
+from rhobust.models.block_convolution import on_pixels
+from rhobust.models.catalog import build_model
 
 _BATCH = 2
 

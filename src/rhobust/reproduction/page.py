@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rhobust import svg
+from rhobust.charts import svg
 from rhobust.errors import RunError
-from rhobust.files import write_atomically
 from rhobust.reproduction.claims import claims_table
 from rhobust.reproduction.experiments import FIGURES, FULL, QUICK
-from rhobust.reproduction.figures import draw_figure
+from rhobust.reproduction.paper_charts import draw_figure
 from rhobust.reproduction.plan import plan
 from rhobust.reproduction.store import read_deployed, read_figure, read_sessions
 from rhobust.reproduction.tables import deployed_table, sessions_table, tables
+from rhobust.support.files import write_atomically
 
 _QUICK = """A quick look at a slice of the data: no result, and no verdict on anything.
 The paper's claims are left out, since so little data and training cannot tell whether they hold.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rhobust.methods import FEDERATED, find_method
+from rhobust.method import FEDERATED, find_method
 from rhobust.reproduction.experiments import FIGURES, Experiment, Scale
 
 Results = Mapping[str, Mapping[str, Any]]

@@ -108,7 +108,7 @@ def _follow_parent() -> None:
 
 def _attempt(job: Job, scratch: str) -> tuple[dict[str, Any] | None, str]:
     """The result, or why there is none: an exception that cannot cross the border would end the pool."""
-    from rhobust.reproduction.jobs import do
+    from rhobust.reproduction.job import do
 
     try:
         return do(job, scratch), ""

@@ -12,14 +12,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from rhobust.console import say
-from rhobust.data import load_data
-from rhobust.interrupts import deferred_signals
+from rhobust.data.catalog import load_data
 from rhobust.reproduction.experiments import FIGURES
 from rhobust.reproduction.mps import shared_card
 from rhobust.reproduction.plan import foreseen, plan
 from rhobust.reproduction.pool import Ended, work_through
 from rhobust.reproduction.store import Store, session_summary
+from rhobust.support.console import say
+from rhobust.support.interrupts import deferred_signals
 
 _GPU_WORKERS, _CPU_WORKERS = 12, 1
 _REMEMBERED = 600.0  # seconds of speed that the time left is judged by: jobs are long

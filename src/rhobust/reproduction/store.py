@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rhobust.errors import RunError
-from rhobust.files import write_json
 from rhobust.reproduction.experiments import FIGURES, Scale
 from rhobust.reproduction.plan import choice
+from rhobust.support.files import write_json
 
 _SUMMARY = "summary.json"
 DEPLOYED = "deployed.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rhobust.reproduction.curves import Content, Line, all_lines, paper_lines, tuned_lines
 from rhobust.reproduction.experiments import FIGURES, PANELS, ROUND_PANELS
-from rhobust.reproduction.lines import Content, Line, all_lines, paper_lines, tuned_lines
 
 _SHOWN_EPSILONS = ("0.1", "0.2", "0.3", "0.4")
 _SHOWN_ROUNDS = ("25", "50", "100", "300", "500", "1000")

@@ -1,0 +1,1 @@
+"""Attacks for evaluation."""

@@ -1,0 +1,1 @@
+"""Certificates: bounds on the worst expected loss in a Wasserstein ball."""

@@ -1,0 +1,157 @@
+"""Certificates: how bad the expected loss can get inside a Wasserstein ball, from above and from below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rhobust.ascent.multistart import AscentSup
+from rhobust.ascent.steps import Identity
+from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.dual import Dual
+from rhobust.certificates.exact import LinearSup, curvature_bound, doubt, linear_sup
+from rhobust.checks import check_count, check_size, is_number
+from rhobust.costs import Cost, SquaredL2
+from rhobust.data.samples import Samples, samples_of
+from rhobust.errors import ConfigError, Refused
+from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.objective import RobustObjective
+from rhobust.support.probing import undisturbed
+from rhobust.validator import check_batch
+
+_RADII = (1e-100, 1e100)
+
+
+@dataclass(frozen=True)
+class Certification:
+    """Certificates, one for each radius, around the same samples."""
+
+    samples: int
+    certificates: list[Certificate]
+
+    @property
+    def by_radius(self) -> dict[float, Certificate]:
+        """The certificate of every radius."""
+        return {one.radius: one for one in self.certificates}
+
+    @property
+    def status(self) -> Literal["proved", "estimated"]:
+        """`proved` where all are."""
+        return "proved" if all(one.status == "proved" for one in self.certificates) else "estimated"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"samples": self.samples, "certificates": [one.to_json() for one in self.certificates]}
+
+
+def certify(
+    model: nn.Module,
+    data: Samples | tuple[Any, Any],
+    *,
+    loss: PerSampleLoss = cross_entropy,
+    radii: Sequence[float],
+    cost: Cost | None = None,
+    bounds: tuple[float, float] | None = None,
+    curvature: float | None = None,
+    accuracy: float | None = None,
+    max_steps: int | None = None,
+    batch_size: int = 1024,
+    done: Callable[[str], None] | None = None,
+) -> list[Certificate]:
+    """A certificate for every radius, in the order given. The model is used in evaluation mode and left as it was.
+
+    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is.
+
+    The inner sup is
+    - exact, so the bound is proved and tight, for a linear model without a box whose loss sees one direction only:
+      two-class cross-entropy, squared error (then for every cost and every gamma);
+    - proved, by adding the oracle's proved gap, where a bound L on the curvature of the loss in its input is known
+      and gamma > L / mu. L is `curvature` (in the cost's norm; one in l2 serves for every p <= 2) or else
+      `curvature_bound(model, loss)`. A large radius may want a smaller gamma: the bound is then still valid, since
+      any gamma gives one, but loose, and the gap says how much at most;
+    - estimated otherwise: see `Certificate`.
+
+    Nothing is proved of a model or a loss with hooks or with a forward of its own, nor under autocast: these may change
+    what is computed. Nor where a distribution attains more than a bound allows, which a wrong `curvature` can bring
+    about. The `reason` is in the certificate.
+
+    `accuracy` is the gap, relative to the bound, at which the search over gamma ends: by default 1e-9 where the sup is
+    exact, 1e-6 where proved, 1e-3 where estimated. `max_steps` gradients are spent on each sup: 200, or 10 where
+    estimated. At radius 0 the certificate is the clean loss, which needs no sup.
+
+    One copy of the samples is kept for each gamma in use, about two for each radius: certify a subset if that is much.
+
+    >>> model, squared = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double(), nn.MSELoss(reduction="none")
+    >>> x, y = torch.rand(9, 2).double(), torch.rand(9).double()
+    >>> (found,) = certify(model, (x, y), loss=squared, radii=[0.1])
+    >>> exact = (squared(model(x), y).mean().sqrt() + math.sqrt(0.1) * model[0].weight.norm()) ** 2
+    >>> abs(found.bound - exact.item()) < 1e-8, found.gap < 1e-8, found.status
+    (True, True, 'proved')
+    """
+    samples = samples_of(data, model)
+    cost = cost or SquaredL2()
+    _check_request(radii, cost, curvature)
+    check_batch(samples.x, samples.y)
+    check_count("batch_size", batch_size)
+    check_size("accuracy", 1.0 if accuracy is None else accuracy, infinite=True)
+    objective = RobustObjective(model, loss, radius=0.0, cost=cost, maximizer=Identity(), bounds=bounds)
+    parts = list(zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True))
+    for x, y in parts:
+        objective.maximum(x, y)  # refuses a model, loss, label or value that breaks the theory, before any work
+    doubted = doubt(model, loss, samples.x.device)
+    sup = _sup(model, loss, samples, cost, bounds, curvature, max_steps, accuracy, trusted=doubted is None)
+    with undisturbed(model):
+        problems = [(objective.problem(x, y), y) for x, y in parts]
+        dual = Dual(model, problems, sup, accuracy or sup.accuracy, doubted, objective.classifies)
+        for radius in sorted({float(radius) for radius in radii if radius > 0}):
+            dual.refine(radius, keep=radii)
+            if done:
+                done(f"radius {radius:g}")
+        return [dual.certificate(float(radius)) for radius in radii]
+
+
+def _sup(
+    model: nn.Module,
+    loss: PerSampleLoss,
+    samples: Samples,
+    cost: Cost,
+    bounds: tuple[float, float] | None,
+    curvature: float | None,
+    max_steps: int | None,
+    accuracy: float | None,
+    trusted: bool,
+) -> LinearSup | AscentSup:
+    """The sharpest sup that model and loss allow, where they are `trusted` to compute what their classes say."""
+    plain = trusted and samples.y.ndim == 1
+    if plain and bounds is None and (exact := linear_sup(model, loss, cost)):
+        return exact
+    known = curvature_bound(model, loss) if curvature is None and plain else curvature
+    return AscentSup(known if trusted and cost.strong_convexity > 0 else None, cost, max_steps, accuracy)
+
+
+def _check_request(radii: Sequence[float], cost: Cost, curvature: float | None) -> None:
+    if not isinstance(radii, Sequence) or not all(map(is_number, radii)):
+        raise ConfigError([f"radii are a list of numbers, such as [0.1, 0.5], not {radii!r}"])
+    wrong = [f"a radius must be finite and >= 0, not {r}" for r in radii if not (r >= 0 and math.isfinite(r))]
+    least, most = _RADII
+    wrong += [
+        f"a radius must be 0 or between {least:g} and {most:g}, where squares are numbers, not {r}"
+        for r in radii
+        if 0 < r < least or most < r < math.inf
+    ]
+    if not len(radii):
+        wrong.append("radii is empty: name at least one radius to certify")
+    if curvature is not None and not (curvature >= 0 and math.isfinite(curvature)):
+        wrong.append(f"curvature, a bound on that of the loss in its input, must be finite and >= 0, not {curvature}")
+    if wrong:
+        raise ConfigError(wrong)
+    if math.isfinite(cost.kappa):
+        raise Refused(
+            f"certificates are for labels that stay, but flipping one costs kappa = {cost.kappa:g} here; "
+            "leave kappa infinite"
+        )

@@ -1,0 +1,227 @@
+"""The dual of the worst expected loss: lines above it, distributions below it, and the search for the best gammas.
+
+Every gamma > 0 gives a line in rho that is never below the worst expected loss, and the maximizers zeta of its sup give
+a point that is really attained; the line touches the curve of worst cases at that point, rho_hat = E c(z, zeta):
+
+    worst(rho)  <=  gamma rho + E sup over zeta of { loss(zeta) - gamma c(z, zeta) }                 (weak duality)
+    worst(rho)  >=  E loss of any mixture of such points with E c <= rho                             (it is in the ball)
+
+The bound is the lowest line, `attained` the highest mixture. A mixture that is not good enough names the next gamma to
+try: the slope of the chord between its two points, the price at which both are worth the same (column generation).
+Where E c jumps over rho as gamma falls, the worst case splits samples in two, and the mixture is that worst case.
+Lines and points hold for every radius, so all radii share them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent.inner_problem import Problem
+from rhobust.ascent.multistart import AscentSup, cost_at, loss_at
+from rhobust.certificates.borders import Borders
+from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.exact import LinearSup
+from rhobust.costs import rows
+from rhobust.errors import DataError
+
+# Where a gamma above L / mu is wanted and none is given: near enough to matter, far enough to converge.
+_ABOVE = 1.01
+# What a loss in the model's precision may be off by, in units of the last place of what it is computed from.
+_SLACK_ULPS = 64
+_UNKNOWN = "no bound on the curvature of this loss of this model in its input is known"
+# A mixture's weight is rounded down by this much, so that the budget holds in floating point too.
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Column:
+    """One gamma: its line gamma rho + upper, and the distribution of its maximizers as a point (cost, loss).
+
+    A gamma of infinity has no line: the distribution was found in another way.
+    """
+
+    gamma: float
+    cost: float
+    loss: float
+    upper: float  # at least E sup, or infinite; where estimated, E of what was found
+    zeta: Tensor | None = None  # None: no radius needs it any more
+    rounding: float = 0.0  # what the loss may be off by, computed in the model's precision
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A distribution in the ball: `near` with probability 1 - weight, the costlier `far` with probability weight."""
+
+    near: Column
+    far: Column
+    weight: float
+
+    @property
+    def loss(self) -> float:
+        """Its expected loss."""
+        return self.near.loss + self.weight * (self.far.loss - self.near.loss)
+
+    @property
+    def cost(self) -> float:
+        """Its E c."""
+        return self.near.cost + self.weight * (self.far.cost - self.near.cost)
+
+
+class Dual:
+    """The dual of one model on its samples as a growing set of columns; made by `certify`.
+
+    `doubted` is why nothing can be proved of the model, if so; where it `classifies`, ascents begin beyond its borders.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        problems: Sequence[tuple[Problem, Tensor]],
+        sup: LinearSup | AscentSup,
+        accuracy: float,
+        doubted: str | None = None,
+        classifies: bool = False,
+    ) -> None:
+        self.model, self.problems, self.sup, self.accuracy = model, problems, sup, accuracy
+        self.doubted, self.classifies = doubted, classifies
+        self._borders: dict[int, Borders] = {}
+        with torch.no_grad():  # a loss is the difference of numbers as large as the outputs
+            self._scales = [rows(model(problem.z)).abs().amax(1).cpu().double() for problem, _ in problems]
+        z = torch.cat([problem.z for problem, _ in problems])
+        clean = torch.cat([loss_at(problem, problem.z) for problem, _ in problems])
+        if not clean.isfinite().all():
+            raise DataError(f"the loss is not finite at sample {int((~clean.isfinite()).nonzero()[0])}: no certificate")
+        self.columns = [Column(math.inf, 0.0, float(clean.mean()), math.inf, z)]  # where transport is too dear
+        self.spread: list[Column] = []  # distributions in which every sample goes equally far
+
+    def certificate(self, rho: float) -> Certificate:
+        """The lowest line and the highest mixture at rho."""
+        mixture = self.mixture(rho)
+        reason = self.doubted or self._disproof()
+        if rho == 0:
+            bound, column = mixture.loss, self.columns[0]
+        else:
+            lines = ((self.line(column, rho), column) for column in self.columns[1:])
+            bound, column = min(lines, key=lambda pair: pair[0])
+            bound = max(bound, mixture.loss)  # a line through the mixture may round below it
+            reason = reason or (_UNKNOWN if math.isinf(self.sup.proof) else None)
+        status: Literal["proved", "estimated"] = "estimated" if reason else "proved"
+        return Certificate(rho, bound, mixture.loss, column.gamma, column.cost, mixture.cost, status, reason)
+
+    def _disproof(self) -> str | None:
+        """More was attained at some gamma than its sup: then nothing that the sups say is proved."""
+        for column in self.columns[1:] if math.isfinite(self.sup.proof) else ():
+            for other in (*self.columns, *self.spread):
+                slack = column.rounding + other.rounding + _ROUNDING * column.gamma * other.cost
+                if other.loss - column.gamma * other.cost > column.upper + slack:
+                    return "more is attained than the curvature of the loss, as given or as known, allows"
+        return None
+
+    def line(self, column: Column, rho: float, proved: bool = True) -> float:
+        """gamma rho + E sup; no sup is less than what any column attains at this gamma."""
+        attained = max(other.loss - column.gamma * other.cost for other in (*self.columns, *self.spread))
+        return column.gamma * rho + (max(attained, column.upper) if proved else attained)
+
+    def mixture(self, rho: float, spread: bool = True) -> Mixture:
+        """The best of all mixtures of two columns that spend no more than rho; with or without the `spread` ones."""
+        columns = [*self.columns, *self.spread] if spread else self.columns
+        near = [column for column in columns if column.cost <= rho]
+        far = [column for column in columns if column.cost > rho]
+        alone = (Mixture(a, a, 0.0) for a in near)
+        mixed = (Mixture(a, b, (rho - a.cost) / (b.cost - a.cost) * (1 - _ROUNDING)) for a in near for b in far)
+        return max((*alone, *mixed), key=lambda mixture: mixture.loss)
+
+    def refine(self, rho: float, keep: Iterable[float]) -> None:
+        """Add columns until line and mixture meet at rho; then forget every zeta that no radius of `keep` uses."""
+        if isinstance(self.sup, LinearSup) and self.sup.squared:
+            ends = [self.sup.spread(problem, y, rho) for problem, y in self.problems]
+            parts = [self._valued(number, zeta) for number, zeta in enumerate(ends)]
+            self.spread.append(_column(math.inf, [(*part, torch.full_like(part[1], math.inf)) for part in parts]))
+        for _ in range(self.sup.searches):
+            gamma = self._next(rho)
+            if gamma is None or any(gamma == column.gamma for column in self.columns):
+                break
+            self._add(gamma)
+        mixtures = [self.mixture(radius) for radius in keep]
+        used = {id(column) for mixture in mixtures for column in (mixture.near, mixture.far)}
+        self.columns = [c if id(c) in used else replace(c, zeta=None) for c in self.columns]
+        self.spread = [c if id(c) in used else replace(c, zeta=None) for c in self.spread]
+
+    def _next(self, rho: float) -> float | None:
+        """The gamma to try next; None where the gap is small enough."""
+        floor, proof = self.sup.floor, self.sup.proof
+        if len(self.columns) == 1:
+            return self._guess(rho)
+        mixture = self.mixture(rho)
+        found, bound = (min(self.line(c, rho, proved) for c in self.columns[1:]) for proved in (False, True))
+        untried = proof < math.inf and not any(proof < column.gamma <= _ABOVE * proof for column in self.columns)
+        if untried and math.isinf(bound):  # of so steep a loss that the first guess was not above it
+            return _ABOVE * proof
+        # Small enough is: as asked for, or a thousandth of what the proof adds.
+        if found - mixture.loss <= max(self.accuracy * abs(found), 0.001 * (bound - found)):
+            return None
+        mixture = self.mixture(rho, spread=False)
+        near, far = mixture.near, mixture.far
+        if far is near:  # nothing spends rho yet: transport must get cheaper
+            least = min(self.columns, key=lambda column: column.gamma)
+            gamma = floor + (least.gamma - floor) * min(1 / 4, max(1 / 64, math.sqrt(least.cost / rho) / 2))
+        else:
+            above = min(column.gamma for column in self.columns if column.cost <= rho)
+            gamma = floor + (far.gamma - floor) * math.sqrt(far.cost / rho)  # a loss about linear: c ~ 1 / gamma^2
+            chord = (far.loss - near.loss) / (far.cost - near.cost)
+            if far.cost <= 4 * rho or gamma >= above or chord > gamma:  # near by, or steeper than linear
+                gamma = chord
+                if math.inf > above - floor > 16 * (far.gamma - floor):
+                    gamma = floor + math.sqrt((above - floor) * (far.gamma - floor))
+        if not gamma > floor:
+            return None
+        if untried and gamma <= proof:
+            return _ABOVE * proof  # below it nothing is proved: the best bound there is
+        return gamma
+
+    def _guess(self, rho: float) -> float:
+        """The gamma at which a loss linear from z on would spend rho, above the sup's floor: exact for a regression."""
+        slopes = torch.cat([p.cost.dual_norm(p.at(p.z).slope).cpu().double() for p, _ in self.problems])
+        proof = self.sup.proof if math.isfinite(self.sup.proof) else 0.0
+        return proof + (float(slopes.square().mean() / (4 * rho)) ** 0.5 or 1.0)
+
+    def _add(self, gamma: float) -> None:
+        """Solve the sup at gamma, from the maximizers of the nearest gammas on both sides, and add the column."""
+        ready = sorted((c for c in self.columns[1:] if c.zeta is not None), key=lambda column: column.gamma)
+        beside = [c for c in ready if c.gamma < gamma][-1:] + [c for c in ready if c.gamma > gamma][:1]
+        parts, start = [], 0
+        for number, (problem, y) in enumerate(self.problems):
+            part, start = slice(start, start + len(problem.z)), start + len(problem.z)
+            priced = replace(problem, gamma=torch.tensor(gamma, dtype=torch.float64, device=problem.z.device))
+            starts = [c.zeta[part] for c in beside if c.zeta is not None]
+            if self.classifies and isinstance(self.sup, AscentSup) and not gamma > self.sup.proof:
+                starts.append(self._border(number).best(gamma))
+            zeta, upper = self.sup.solve(priced, y, starts)
+            parts.append((*self._valued(number, zeta), upper))
+        self.columns.append(_column(gamma, parts))
+
+    def _border(self, number: int) -> Borders:
+        """The borders around the samples of one batch, found when they are first asked for."""
+        if number not in self._borders:
+            self._borders[number] = Borders(self.model, *self.problems[number])
+        return self._borders[number]
+
+    def _valued(self, number: int, zeta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(zeta, cost, loss, rounding): what rounds is of the size of the outputs, and of zeta along the slope."""
+        problem = self.problems[number][0]
+        point = problem.at(zeta)
+        loss = point.loss.cpu().double()
+        scale = loss.abs() + self._scales[number] + rows(point.slope * zeta).abs().sum(1).cpu().double()
+        return zeta, cost_at(problem, zeta), loss, _SLACK_ULPS * torch.finfo(zeta.dtype).eps * scale
+
+
+def _column(gamma: float, parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]) -> Column:
+    """From (zeta, cost, loss, rounding, upper) of each batch."""
+    zeta, cost, loss, rounding, upper = (torch.cat(values) for values in zip(*parts, strict=True))
+    return Column(gamma, float(cost.mean()), float(loss.mean()), float(upper.mean()), zeta, float(rounding.mean()))

@@ -1,0 +1,160 @@
+"""Inner sups for certificates: exact where the loss sees one direction, proved or estimated by ascent elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rhobust.ascent.inner_problem import Problem
+from rhobust.ascent.margin import margin_length
+from rhobust.costs import Cost, rows
+from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.models.transparent import unwrapped
+
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
+def doubt(model: nn.Module, loss: PerSampleLoss, device: torch.device) -> str | None:
+    """Why nothing can be proved of a model and its loss, whatever their classes compute; None where nothing is known.
+
+    A hook may change an output or a gradient, a forward of an instance's own may compute anything, and autocast rounds.
+
+    >>> model = nn.Linear(2, 2)
+    >>> _ = model.register_full_backward_hook(lambda module, before, after: None)
+    >>> doubt(model, nn.CrossEntropyLoss(reduction="none"), torch.device("cpu"))
+    'a module (Linear) has a hook'
+    """
+    if torch.is_autocast_enabled(device.type):
+        return "autocast rounds the outputs"
+    if any(getattr(nn.modules.module, f"_global_{hooks}") for hooks in _HOOKS):
+        return "a hook is registered for all modules"
+    for module in (*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())):
+        if any(getattr(module, f"_{hooks}") for hooks in _HOOKS):
+            return f"a module ({type(module).__name__}) has a hook"
+        if "forward" in vars(module) or "_call_impl" in vars(module):
+            return f"the forward of a module ({type(module).__name__}) was replaced"
+    return None
+
+
+def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
+    """A bound L on the curvature of the loss in its input, in l2, where both are of classes that say one; else None.
+
+    What may change what they compute is not looked at here: see `doubt`.
+
+    Linear softmax: the Hessian is W' (diag p - p p') W, whose middle is at most 1/2 and does not see what all classes
+    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression: 2 ||w||^2.
+
+    >>> model = nn.Linear(2, 2)
+    >>> with torch.no_grad(): _ = model.weight.copy_(torch.tensor([[3.0, 1.0], [0.0, 5.0]]))
+    >>> round(curvature_bound(model, nn.CrossEntropyLoss(reduction="none")), 6)  # (3^2 + 4^2) / 4
+    6.25
+    >>> curvature_bound(nn.Sequential(model, nn.ReLU()), nn.CrossEntropyLoss(reduction="none")) is None
+    True
+    """
+    linear = _linear_layer(model)
+    if linear is None:
+        return None
+    weight = linear.weight.detach().cpu().double()
+    if _is_cross_entropy(loss):
+        return float(torch.linalg.matrix_norm(weight - weight.mean(0), 2).square() / 2)
+    if _is_squared_error(loss) and len(weight) == 1:
+        return float(2 * weight.square().sum())
+    return None
+
+
+@dataclass(frozen=True)
+class LinearSup:
+    """The exact sup of a loss phi(w.zeta + offset): only the way t along w's steepest direction counts.
+
+    With s = ||w||_*: squared error, (|r| + s t)^2 - gamma t^2, has t = s |r| / (gamma - s^2) for gamma > s^2, and no
+    maximum below; two-class cross-entropy, softplus(b + s t) - gamma t^2, is solved for every gamma > 0.
+    """
+
+    weight: Tensor  # (1, features)
+    offset: Tensor  # ()
+    squared: bool
+    cost: Cost
+
+    accuracy = 1e-9
+    searches = 100
+
+    @property
+    def floor(self) -> float:
+        """Where gamma begins: the sup is infinite below."""
+        return float(self.cost.dual_norm(self.weight).square()) if self.squared else 0.0
+
+    proof = floor
+    """Where proofs begin: everywhere."""
+
+    def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        z, y, gamma = rows(problem.z).cpu().double(), y.cpu().double(), problem.gamma.cpu().double()
+        rate = self.cost.dual_norm(self.weight)  # s, (1,)
+        score = (z * self.weight).sum(1) + self.offset  # (B,)
+        if self.squared:
+            side, residual = _side(score - y), (score - y).abs()
+            length = rate * residual / (gamma - rate.square())
+            upper = residual.square() * gamma / (gamma - rate.square())
+        else:  # the score is logit 1 - logit 0, so a sample of class 0 is lost upward
+            side = 1 - 2 * y
+            length = margin_length(side * score, rate.expand_as(score), gamma)
+            bias = side * score
+            # softplus, which torch rounds to its argument above 20: too low by 2e-9.
+            upper = torch.logaddexp(torch.zeros_like(bias), bias + rate * length) - gamma * length.square()
+        return self._moved(problem, side * length), upper
+
+    def spread(self, problem: Problem, y: Tensor, rho: float) -> Tensor:
+        """Every sample of a regression sqrt(rho) away: its worst case without residuals, which no gamma attains.
+
+        The sup is then 0 at z for every gamma > s^2, and at gamma = s^2 wherever a sample goes.
+        """
+        score = (rows(problem.z).cpu().double() * self.weight).sum(1) + self.offset
+        return self._moved(problem, math.sqrt(rho) * _side(score - y.cpu().double()))
+
+    def _moved(self, problem: Problem, lengths: Tensor) -> Tensor:
+        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.weight)
+        return zeta.reshape(problem.z.shape).to(problem.z)
+
+
+def _side(residual: Tensor) -> Tensor:
+    """Which way the squared error grows; from 0 either."""
+    return torch.where(residual < 0, -1.0, 1.0).to(residual)
+
+
+def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
+    """The exact sup, where the model is linear and its loss sees one direction only; else None."""
+    linear = _linear_layer(model)
+    if linear is None:
+        return None
+    weight = linear.weight.detach().cpu().double()  # (outputs, features)
+    offset = torch.zeros(len(weight)).double() if linear.bias is None else linear.bias.detach().cpu().double()
+    if _is_cross_entropy(loss) and len(weight) == 2:
+        return LinearSup(weight[1:] - weight[:1], offset[1] - offset[0], False, cost)
+    if _is_squared_error(loss) and len(weight) == 1:
+        return LinearSup(weight, offset[0], True, cost)
+    return None
+
+
+def _linear_layer(model: nn.Module) -> nn.Linear | None:
+    """The one linear layer that the model is, but for a Flatten before it, or after it of its one output; else None."""
+    model = unwrapped(model)
+    layers = list(model) if type(model) is nn.Sequential else [model]
+    if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
+        layers = layers[1:]
+    if len(layers) == 2 and type(layers[1]) is nn.Flatten and layers[1].start_dim == 0:
+        layers = layers[:1]
+    # The exact type: a subclass may compute anything.
+    return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
+
+
+def _is_cross_entropy(loss: PerSampleLoss) -> bool:
+    if type(loss) is nn.CrossEntropyLoss:  # an ignored class would have no loss at all
+        return loss.reduction == "none" and loss.weight is None and not loss.label_smoothing and loss.ignore_index < 0
+    return loss is cross_entropy
+
+
+def _is_squared_error(loss: PerSampleLoss) -> bool:
+    return type(loss) is nn.MSELoss and loss.reduction == "none"

@@ -1,0 +1,5 @@
+"""Data sets, samples and batches."""
+
+from rhobust.data.catalog import digits
+
+__all__ = ["digits"]

@@ -1,0 +1,170 @@
+"""Batches: whatever holds the data, one epoch after another, in an order that a seed alone decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from rhobust.checks import count_problem
+from rhobust.data.samples import Samples, tensor_of
+from rhobust.errors import DataError
+from rhobust.validator import check_batch, check_movable
+
+_BATCH_SIZE = 128  # the paper's
+
+
+class Batch(NamedTuple):
+    """Some samples, and which of all they are where all are in memory."""
+
+    x: Tensor
+    y: Tensor
+    at: Tensor | None = None
+
+
+class Batches(ABC):
+    """A source of epochs."""
+
+    full: int | None = None
+    """Samples in a batch, the last of an epoch apart; none where only the stream tells."""
+
+    @abstractmethod
+    def steps(self) -> int | None:
+        """Batches in an epoch; none where only the end of the stream tells."""
+
+    def whole(self) -> Samples | None:
+        """All the data, where they are in memory."""
+        return None
+
+    @abstractmethod
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `skip` on, the same at every call."""
+
+
+class SampleBatches(Batches):
+    """Tensors in memory, shuffled anew each epoch by (seed, epoch)."""
+
+    def __init__(self, samples: Samples, batch_size: int, seed: int, device: torch.device) -> None:
+        check_batch(samples.x, samples.y)  # once for all, not batch by batch
+        self.samples = Samples(samples.x.to(device), samples.y.to(device))
+        self.batch_size, self.seed = batch_size, seed
+        self.full = min(batch_size, len(samples))
+
+    def steps(self) -> int:
+        return -(-len(self.samples) // self.batch_size)
+
+    def whole(self) -> Samples:
+        return self.samples
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        order = _order(len(self.samples), self.seed, number).to(self.samples.x.device)  # one copy for the epoch
+        for chosen in torch.split(order, self.batch_size)[skip:]:
+            yield Batch(self.samples.x[chosen], self.samples.y[chosen], chosen)
+
+
+class DatasetBatches(Batches):
+    """A map-style `Dataset`, fetched item by item; only one batch is ever in memory."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                f"{type(dataset).__name__} has no length and no items; wrap an iterable dataset in a DataLoader"
+            )
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.device, self.precision = device, precision
+        if len(self.dataset) == 0:
+            raise DataError("the data set is empty: nothing to learn from")
+        self.full = min(batch_size, len(self.dataset))
+
+    def steps(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        order = _order(len(self.dataset), self.seed, number)
+        for chosen in torch.split(order, self.batch_size)[skip:]:
+            items = default_collate([self.dataset[i] for i in chosen.tolist()])
+            yield _batch(items, "Dataset", self.device, self.precision)
+
+
+class LoaderBatches(Batches):
+    """The user's own `DataLoader`, streamed as it comes; its order, and so its repeatability, are the user's."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device, precision: torch.dtype = torch.float32) -> None:
+        self.loader, self.device, self.precision = loader, device, precision
+
+    def steps(self) -> int | None:
+        try:
+            return len(self.loader)
+        except TypeError:  # an iterable data set that does not know its length
+            return None
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        index = -1
+        for index, batch in enumerate(self.loader):
+            if index >= skip:
+                yield _batch(batch, "DataLoader", self.device, self.precision)
+        if index < 0:
+            raise DataError(
+                f"the DataLoader gives no batch in epoch {number}: nothing to learn from. With drop_last=True it drops "
+                "a batch that is not full"
+            )
+
+
+def _batch(pair: object, source: str, device: torch.device, precision: torch.dtype) -> Batch:
+    """What a source of the user's gave, where the model is and in its precision."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise DataError(f"the {source} must give pairs (x, y), not {_kind(pair)}")
+    x, y = (tensor_of(part, precision).to(device) for part in pair)
+    return Batch(x, y)
+
+
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(count))
+
+
+def batches_of(
+    data: object,
+    batch_size: int | None,
+    seed: int,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+) -> Batches:
+    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`, in this precision."""
+    if isinstance(data, DataLoader):
+        if batch_size is not None:
+            raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
+        return LoaderBatches(data, device, precision)
+    batch_size = _BATCH_SIZE if batch_size is None else batch_size
+    if problem := count_problem("batch_size", batch_size):
+        raise DataError(problem)
+    batch_size = int(batch_size)  # of NumPy's, too
+    if isinstance(data, Dataset):
+        return DatasetBatches(data, batch_size, seed, device, precision)
+    if isinstance(data, Samples):
+        data = data.x, data.y
+    if isinstance(data, tuple | list) and len(data) == 2:
+        x, y = (tensor_of(part, precision) for part in data)
+        if len(x) != len(y):
+            raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
+        check_movable(x, getattr(data[0], "dtype", x.dtype))  # the array's own: the tensor is int64 whatever it was
+        return SampleBatches(Samples(x, y), batch_size, seed, device)
+    raise DataError(
+        f"data must be (x, y), a Dataset or a DataLoader (which takes a list of pairs, too), not {_kind(data)}"
+    )
+
+
+def _kind(data: object) -> str:
+    name = type(data).__name__
+    return f"a {name} of {len(data)}" if isinstance(data, tuple | list) else name

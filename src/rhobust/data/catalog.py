@@ -1,0 +1,77 @@
+"""Data sets by name or path.
+
+By name: `digits` (embedded), `mnist`, `fashion-mnist`. By path: a `.npz` file with arrays x and y, or a folder with one
+folder of images for each class. Pixels come in [-1, 1], and the bounds travel with the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rhobust.data.archives import FASHION_MNIST, MNIST, Archive
+from rhobust.data.image_folder import from_folder
+from rhobust.data.npz import from_npz
+from rhobust.data.samples import PIXELS, DataSet, Samples, pixels, split
+from rhobust.errors import ConfigError, unknown
+
+
+def digits() -> DataSet:
+    """The 1,797 handwritten 8 x 8 digits that ship with scikit-learn.
+
+    >>> digits().train.x.shape
+    torch.Size([1437, 1, 8, 8])
+    """
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = torch.from_numpy(raw.images.astype(np.float32) / 8 - 1).unsqueeze(1)
+    train, test = split(Samples(x, torch.from_numpy(raw.target.astype(np.int64))))
+    return DataSet("digits", train, test, PIXELS, classes=10)
+
+
+def _archived(archive: Archive, directory: Path | None) -> DataSet:
+    def part(name: str) -> Samples:
+        images, labels = archive.load(name, directory)
+        return Samples(pixels(images[:, None]), torch.from_numpy(labels.astype(np.int64)))
+
+    return DataSet(archive.name, part("train"), part("t10k"), PIXELS, classes=10)
+
+
+DATA: dict[str, Callable[[Path | None], DataSet]] = {
+    "digits": lambda directory: digits(),
+    "mnist": lambda directory: _archived(MNIST, directory),
+    "fashion-mnist": lambda directory: _archived(FASHION_MNIST, directory),
+}
+"""Loader of every data set by name, given the directory to look in first."""
+
+
+def data_problem(name: str) -> str | None:
+    """What is wrong with the name or path of a data set, if anything that can be told without loading it."""
+    path = Path(name)
+    try:
+        if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+            return None
+        if path.suffix == ".npy" and path.is_file():
+            return f"data '{name}': a .npy file holds one array; an .npz is needed: numpy.savez('mine.npz', x=x, y=y)"
+    except OSError as problem:  # a folder on the way that may not be entered, a name too long
+        return f"data set '{name}' cannot be looked for: {problem.strerror}"
+    if path.suffix or len(path.parts) > 1:
+        return f"data '{name}': there is no such .npz file or folder of images (looked for {path.absolute()})"
+    return f"{unknown('data set', name, DATA)}, or the path of an .npz file or of a folder of images per class"
+
+
+def load_data(name: str, directory: str | Path | None = None, limit: int | None = None) -> DataSet:
+    """A data set by name or path; `limit` keeps only the first so many training samples."""
+    if problem := data_problem(name):
+        raise ConfigError([problem])
+    where = directory or os.environ.get("RHOBUST_DATA")
+    if name in DATA:
+        data = DATA[name](Path(where) if where else None)
+    else:
+        data = from_npz(Path(name)) if Path(name).is_file() else from_folder(Path(name))
+    return data if limit is None else DataSet(data.name, data.train[:limit], data.test, data.bounds, data.classes)

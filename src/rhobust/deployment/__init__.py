@@ -1,0 +1,1 @@
+"""The federation of real processes, on NVFlare. Nothing else imports NVFlare."""

@@ -1,0 +1,130 @@
+"""The server's side of a federated training: the loop over rounds, with the sites called through the engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
+
+from rhobust.data.samples import DataSet
+from rhobust.deployment.nvflare_memory import Sweep
+from rhobust.deployment.remote_workers import Sites, printable
+from rhobust.deployment.wire import Message
+from rhobust.errors import Halted, RhobustError
+from rhobust.federation.federated_engine import FederatedEngine
+from rhobust.runs.build import federated_engine, server_of
+from rhobust.runs.config import Config
+from rhobust.runs.start import train_run
+from rhobust.support.files import write_json
+from rhobust.training.observers import Observer
+
+FINISHED, STOPPED = "finished", "stopped"
+
+_LOG = logging.getLogger("rhobust.coordinator")
+_ABORTING = 1.0  # seconds between a site's hearing of an abort and the server's
+
+
+class Coordinator:
+    """Runs the rounds into a run directory: a new one where there are settings, else the one that is there.
+
+    How it ended is written to `report`, for whoever submitted the training; once there is a `stop_file` beside it, no
+    further round begins.
+    """
+
+    def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
+        self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
+        self.missing: list[str] = []  # sites that are connected and whose process does not come up
+        self._sweep: Sweep | None = None
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def run(self) -> None:
+        """From the last checkpoint to the end."""
+        outcome = STOPPED
+        try:
+            config = Config.resolve(tomllib.loads(self.config)) if self.config else None
+            train_run(Path(self.out), config, _Log(), engine_of=self._engine)
+            outcome = FINISHED
+        except _Stop:
+            pass
+        except _Aborted:  # stopped, too
+            raise RunAborted from None
+        except Exception as problem:
+            outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"
+            raise
+        finally:
+            write_json(Path(self.report), {"outcome": outcome})
+
+    def _engine(self, config: Config, data: DataSet, device: torch.device) -> FederatedEngine:
+        """The rounds of this job's sites."""
+        settings: Message = {
+            "config": config.to_toml(),
+            "shape": list(data.train.x.shape[1:]),
+            "classes": data.classes,
+            "bounds": list(data.bounds),
+        }
+        present = [client.name for client in collab.clients if client.name not in self.missing]
+        self._sweep = Sweep()
+        sites = Sites(self.sites, present, settings, self.deadline, self._call)
+        return federated_engine(config, server_of(config, data, device), sites)
+
+    def _call(
+        self, names: Sequence[str], function: str, argument: Message, seconds: float
+    ) -> tuple[Mapping[str, object], Mapping[str, str]]:
+        """One function of several sites at once."""
+        if stop_file(Path(self.report)).exists():
+            raise _Stop
+        if self._sweep:
+            self._sweep()
+        found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
+        reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
+        # Who fails at once may be the first to hear of an abort; in a time that ran out the server has heard of it too.
+        quick = not all(isinstance(_cause(error), TimeoutError) for error in found.failures.values())
+        if reasons and _is_aborted(_ABORTING if quick else 0.0):
+            raise _Aborted  # who is being shut down has not failed: no round without them
+        return dict(found), reasons
+
+
+class _Stop(Halted):
+    """The administrator who submitted the training wants it to stop."""
+
+
+class _Aborted(Halted):
+    """The engine ends the job."""
+
+
+def _is_aborted(seconds: float) -> bool:
+    """Whether the engine has ended the job, or does within so many seconds."""
+    until = time.monotonic() + seconds
+    while not collab.is_aborted and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(collab.is_aborted)
+
+
+def stop_file(report: Path) -> Path:
+    """The file that asks for a stop."""
+    return report.with_name(f"{report.name}.stop")
+
+
+class _Log(Observer):
+    """What should be known of a training, in the server's log."""
+
+    def warned(self, message: str) -> None:
+        _LOG.warning(message)
+
+
+def _reason(error: Exception, seconds: float) -> str:
+    """Why a call failed, in one line."""
+    cause = _cause(error)
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {seconds:g} s"
+    return f"cannot be reached: {printable(' '.join(str(cause).split()), 200)}"
+
+
+def _cause(error: Exception) -> object:
+    return getattr(error, "cause", error)

@@ -1,0 +1,166 @@
+"""A site: it holds data that nobody else sees, and answers a task with the gradient of its own objective."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.collab import collab
+
+from rhobust.data.catalog import DATA, load_data
+from rhobust.data.samples import DataSet, Samples
+from rhobust.deployment.nvflare_memory import Sweep, hush_messages
+from rhobust.deployment.wire import Message, from_upload, to_task
+from rhobust.errors import ConfigError, DataError, RhobustError, unknown
+from rhobust.federation.worker import Worker
+from rhobust.runs.build import compose_run, work_of
+from rhobust.runs.config import Config
+from rhobust.support.toml import read_toml
+
+_LOG = logging.getLogger("rhobust.site")
+_COORDINATOR = "server"  # the engine's name for whoever runs the job's controller
+_KEYS = {"data": str, "data_dir": str, "share": str}
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a site's own file, site.toml, says of its data."""
+
+    data: str
+    data_dir: str | None = None
+    share: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> LocalData:
+        """The file's settings, with paths as seen from where it lies; one error lists every problem."""
+        found = read_toml(path)
+        problems = [unknown("key", key, _KEYS) for key in found if key not in _KEYS]
+        problems += [f"{key} must be text" for key in _KEYS if not isinstance(found.get(key, ""), str)]
+        if "data" not in found:
+            problems.append("data is missing: a name or a path")
+        if problems:
+            raise ConfigError(f"{path}: {problem}" for problem in problems)
+        local = cls(**found)
+        local.part(1)  # what is wrong with the share is said now
+        if local.data not in DATA:
+            local = replace(local, data=str(path.parent / local.data))
+        return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
+
+    def load(self) -> DataSet:
+        """The data; training samples only those of the share."""
+        data = load_data(self.data, self.data_dir)
+        return DataSet(data.name, data.train[self.part(len(data.train))], data.test, data.bounds, data.classes)
+
+    def part(self, samples: int) -> slice:
+        """Which of so many samples are this site's: all, or every n-th from the k-th on, for a share of "k/n".
+
+        >>> LocalData("digits", share="2/3").part(8)
+        slice(1, 8, 3)
+        """
+        if self.share is None:
+            return slice(0, samples)
+        try:
+            k, n = (int(word) for word in self.share.split("/"))
+        except ValueError:
+            k, n = 0, 0
+        if not 1 <= k <= n:
+            raise ConfigError([f"share must read k/n with 1 <= k <= n, such as 1/3, not '{self.share}'"])
+        return slice(k - 1, samples, n)
+
+
+@dataclass(frozen=True)
+class Post:
+    """Everything a site needs to answer: what is trained, on what, and its number among the workers."""
+
+    worker: Worker
+    samples: Samples
+    number: int
+
+    @classmethod
+    def built(cls, settings: Message, local: LocalData, name: str) -> Post:
+        """From the coordinator's settings and the site's own data, which must fit each other."""
+        config = Config.resolve(tomllib.loads(settings["config"]), here=False)
+        data = local.load()
+        shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
+        if data.train.x.shape[1:] != shape:
+            raise DataError(f"samples here are {tuple(data.train.x.shape[1:])}, the model takes {tuple(shape)}")
+        if not len(data.train):
+            raise DataError("there are no samples here; is the share larger than the data?")
+        if int(data.train.y.max()) >= classes:
+            raise DataError(f"the label {int(data.train.y.max())} is here, but the model has {classes} classes")
+        low, high = float(data.train.x.min()), float(data.train.x.max())
+        lower, upper = torch.tensor(bounds, dtype=data.train.x.dtype).tolist()  # a float32 of -0.1 is below the double
+        if not lower <= low <= high <= upper:
+            raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
+        device = torch.device(config.device if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))
+        common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
+        objective, _ = compose_run(config, common, device)
+        worker = Worker(objective, work_of(config), _LOG.warning)
+        return cls(worker, data.train, settings["workers"].index(name))
+
+
+class Site:
+    """What the coordinator may call, and nobody else: the engine lets every party of a job call every other, and who
+    chooses the tasks of a site can read its samples from the answers.
+
+    Answers are plain values; of a failure only its kind leaves the site.
+    """
+
+    def __init__(self) -> None:
+        self._post: Post | None = None
+        self._sweep: Sweep | None = None
+        self._busy = threading.Lock()
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def prepare(self, settings: dict) -> dict:  # type: ignore[type-arg]
+        """Load the data and build the model, once; the answer is how many samples there are."""
+        return self._answered(lambda: self._prepared(settings, collab.site_name))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def gradient(self, task: dict) -> dict:  # type: ignore[type-arg]
+        """The upload for a task."""
+        return self._answered(lambda: self._gradient(task))
+
+    def local(self) -> LocalData:
+        """What the file in the site's own kit says."""
+        return LocalData.read(Path(collab.workspace.get_root_dir()) / "site.toml")
+
+    def _prepared(self, settings: Message, name: str) -> Message:
+        if self._post is None:
+            self._post = Post.built(settings, self.local(), name)
+            hush_messages()
+            self._sweep = Sweep()
+        return {"samples": len(self._post.samples)}
+
+    def _gradient(self, task: Message) -> Message:
+        if self._post is None or self._sweep is None:
+            raise RhobustError("a task before the settings")
+        self._sweep()
+        post = self._post
+        return from_upload(post.worker.upload(post.samples, to_task(task), post.number))
+
+    def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
+        """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log.
+
+        One call at a time: who is still busy with a round that the others have left behind says so.
+        """
+        if collab.caller != _COORDINATOR:
+            _LOG.warning("%s asked, and only the coordinator may", collab.caller)
+            return {"problem": "Stranger"}
+        if not self._busy.acquire(blocking=False):
+            return {"problem": "Busy"}
+        try:
+            return work()
+        except Exception as problem:
+            _LOG.exception("cannot answer")
+            return {"problem": type(problem).__name__}
+        finally:
+            self._busy.release()

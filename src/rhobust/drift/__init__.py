@@ -1,0 +1,1 @@
+"""How far data have drifted."""

@@ -1,0 +1,1 @@
+"""Models by name, and what the library knows about layers."""

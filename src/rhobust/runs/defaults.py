@@ -1,0 +1,52 @@
+"""Defaults of a run that depend on other settings, on the machine, or on where the command is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rhobust.data.catalog import DATA
+from rhobust.gamma_rules import GAMMA_RULES, GammaRule
+from rhobust.method import Method
+
+_PAPER_DATA = ("mnist", "fashion-mnist")
+
+
+def filled_in(given: Mapping[str, Any], method: Method | None, federated: bool, here: bool) -> dict[str, Any]:
+    """The settings given, and those that follow from them; `here`: paths are the caller's.
+
+    >>> filled_in({"data": "mnist", "device": "cpu", "threads": 1}, None, federated=False, here=True)
+    {'data': 'mnist', 'device': 'cpu', 'threads': 1, 'model': 'cnn', 'precision': 'float32'}
+    """
+    found = dict(given)
+    if here and "data" in found and found["data"] not in DATA:
+        found["data"] = _from_the_root(found["data"])
+    if here and found.get("data_dir"):
+        found["data_dir"] = _from_the_root(found["data_dir"])
+    if found.get("data") in _PAPER_DATA:
+        found.setdefault("model", "cnn")  # the paper's, on the paper's data
+    if found.get("device", "auto") == "auto":
+        found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    if found.get("precision", "auto") == "auto":
+        found["precision"] = "bfloat16" if found["device"] == "cuda" and not federated else "float32"
+    found.setdefault("threads", torch.get_num_threads())  # sums depend on it, so a resumed run must keep it
+    if method and method.robust:
+        found.setdefault("gamma_rule", _spec_of(method.gamma_rule))
+    return found
+
+
+def _from_the_root(place: str) -> str:
+    """The same path, absolute where it exists: a run may be looked at from anywhere."""
+    try:
+        return str(Path(place).absolute()) if Path(place).exists() else place
+    except OSError:  # a folder on the way that may not be entered, a name too long
+        return place
+
+
+def _spec_of(rule: GammaRule) -> str:
+    """The text that names a rule, as GAMMA_RULES reads it."""
+    (name,) = [name for name, (_, kind) in GAMMA_RULES.items() if kind is type(rule)]
+    return f"{name}:{rule.lr:g}"

@@ -1,0 +1,111 @@
+"""Every training into a run directory starts here, whatever its engine: a new one, or one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rhobust.data.catalog import load_data
+from rhobust.data.samples import DataSet, Samples
+from rhobust.errors import DataError, RunError
+from rhobust.evaluation.evaluate import evaluate
+from rhobust.losses import cross_entropy
+from rhobust.runs.build import build_engine
+from rhobust.runs.config import Config
+from rhobust.runs.directory import Run
+from rhobust.support.seeding import seeded
+from rhobust.support.toml import read_toml
+from rhobust.training.engine import Engine
+from rhobust.training.loop import Every, Judge, train
+from rhobust.training.observers import Observer
+from rhobust.training.remarks import remarks, useless
+
+EngineOf = Callable[[Config, DataSet, torch.device], Engine]
+"""Builds the engine of a run."""
+
+# The test errors measured in the middle of a training: these attacks, at this epsilon, on the first samples.
+_JUDGED = (("ifgsm", "pgd"), 0.1, 1000)
+
+
+def train_run(
+    path: Path,
+    config: Config | None = None,
+    observer: Observer | None = None,
+    *,
+    data: DataSet | None = None,
+    engine_of: EngineOf = build_engine,
+) -> Run:
+    """Train into a run directory: a new one with `config`, or, without, the one that is there, from its checkpoint.
+
+    `data`, where given, stand for those that the settings name: already loaded, or split in another way.
+    """
+    run = Run.find(path) if config is None else Run.vacant(path)  # before data are loaded; `begin` asks it again, alone
+    if run.finished:
+        run.trained()  # a model that is damaged is not finished
+        return run
+    observer, settings = observer or Observer(), config or Config.resolve(read_toml(run.config_path))
+    device = torch.device(settings.device)
+    data = data or load_data(settings.data, settings.data_dir, settings.limit)
+    if data.classes < 2:
+        raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
+    digests = {"train": data.train.digest(), "test": data.test.digest()}
+    with seeded(settings.seed, device, settings.threads):
+        engine = engine_of(settings, data, device)  # whatever is wrong with data or model, before a directory is
+        with run.locked():
+            if config is not None:
+                run.begin(config, **digests)
+            else:
+                run.check_data(**digests)
+            if not run.finished:  # by another process, meanwhile
+                _carry_on(run, settings, engine, data, observer)
+    return run
+
+
+def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer: Observer) -> None:
+    """Train from the last checkpoint to the end, and write the model."""
+    start, objective = _restored(run, engine, observer), engine.objective
+    for remark in remarks(objective, data.train.x, engine.total, config.average):
+        observer.warned(remark)
+    test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
+    judged = None if config.federation is None else config.federation.evaluate_every
+    every = Every(config.log_every, config.checkpoint_every, judged)
+    judge = _judge(objective.model, test, data.bounds) if every.judge else None
+    train(engine, start=start, every=every, keeper=run, observer=observer, judge=judge)
+    if doubt := useless(objective, test):
+        observer.warned(doubt)
+    run.finish(
+        {
+            "model": dict(objective.model.state_dict()),
+            "gamma": float(objective.gamma.detach()),
+            "shape": list(data.train.x.shape[1:]),
+            "classes": data.classes,
+            "bounds": data.bounds,
+        }
+    )
+
+
+def _restored(run: Run, engine: Engine, observer: Observer) -> int:
+    """Put the engine where the last sound checkpoint was taken; after how many steps that was."""
+    start, state = run.restore(observer.warned)
+    if state is not None:
+        try:
+            engine.load_state_dict(state)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as problem:
+            raise RunError(f"the checkpoint of step {start} in {run.path} does not fit the run: {problem}") from None
+    return start
+
+
+def _judge(model: nn.Module, test: Samples, bounds: tuple[float, float]) -> Judge:
+    """Clean and attacked error of the model as it is when asked."""
+    attacks, epsilon, most = _JUDGED
+
+    def judge() -> dict[str, float]:
+        found = evaluate(
+            model, test[:most], loss=cross_entropy, bounds=bounds, attacks=attacks, epsilons=[epsilon], checks=False
+        )
+        return {"clean": found.clean, **{name: found.error(name, epsilon) for name in attacks}}
+
+    return judge

@@ -1,0 +1,1 @@
+"""Files, settings, signals and the console; nothing here is about learning."""

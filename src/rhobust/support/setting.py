@@ -1,0 +1,129 @@
+"""Settings: fields of a dataclass, each with its help and its check beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType, NoneType
+from typing import Any, get_args, get_type_hints
+
+from rhobust.errors import ConfigError, Refused, unknown
+from rhobust.support.toml import typed
+
+Check = Callable[[str, Any], Iterable[str]]
+"""(key, value) -> what is wrong with the value of a setting."""
+
+_KINDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a setting."""
+
+    key: str
+    kind: type
+    default: str
+    """As one types it, or in words; empty where there is none."""
+    help: str
+    check: Check | None
+
+
+def setting(default: Any, help: str, check: Check | None = None, *, usual: str = "") -> Any:
+    """A field that is a setting. `usual` is the default in words, where it depends on something else."""
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "usual": usual})
+
+
+@cache
+def settings_of(owner: type) -> Mapping[str, Setting]:
+    """The settings that a dataclass declares, by key, in their order; their kinds are their annotations'."""
+    annotations = get_type_hints(owner)
+    found = {}
+    for field in dataclasses.fields(owner):
+        if about := field.metadata:
+            default = about["usual"] or ("" if field.default is None else typed(field.default))
+            found[field.name] = Setting(
+                field.name, kind_of(annotations[field.name]), default, about["help"], about["check"]
+            )
+    return MappingProxyType(found)
+
+
+def kind_of(annotation: Any) -> type:
+    """What a value must be, unless it is unset; `tuple` stands for a whole number, or several that take turns.
+
+    >>> kind_of(float | None), kind_of(int | tuple[int, ...])
+    (<class 'float'>, <class 'tuple'>)
+    """
+    parts = [part for part in get_args(annotation) or [annotation] if part is not NoneType]
+    return parts[0] if len(parts) == 1 else tuple
+
+
+def converted(key: str, value: object, kind: type) -> Any:
+    """The value as `kind`; nothing is rounded, cut or guessed.
+
+    >>> converted("radius", 2, float), converted("steps", "1,1,3", tuple)
+    (2.0, (1, 1, 3))
+    """
+    if kind is tuple:
+        return _turns(key, value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**63 else math.copysign(math.inf, value)
+    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    raise ConfigError([f"{key} must be {_KINDS[kind]}, not {value!r}"])
+
+
+def _turns(key: str, value: object) -> int | tuple[int, ...]:
+    """One whole number, or several that take turns, as a list or, in a shell, with commas."""
+    several: Any = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    counts = [int(count) if isinstance(count, str) and count.strip().isdecimal() else count for count in several]
+    if not counts or any(type(count) is not int for count in counts):
+        raise ConfigError([f"{key} must be a whole number, or several that take turns, like 1,1,1,1,3, not {value!r}"])
+    return tuple(counts) if len(counts) > 1 else counts[0]
+
+
+def problems_by_key(settings: Any) -> dict[str, list[str]]:
+    """What is wrong with each setting by itself; those that are sound or unset are left out."""
+    values = {one: getattr(settings, one.key) for one in settings_of(settings.__class__).values()}
+    found = {
+        one.key: list(one.check(one.key, value)) for one, value in values.items() if one.check and value is not None
+    }
+    return {key: problems for key, problems in found.items() if problems}
+
+
+def refusals(build: Callable[..., object], *given: object) -> Iterator[str]:
+    """Why something cannot be built, if it cannot."""
+    try:
+        build(*given)
+    except ConfigError as error:
+        yield from error.problems
+    except Refused as error:
+        yield str(error)
+
+
+# Checks of one value.
+
+
+def accepted_by(build: Callable[[Any], object]) -> Check:
+    """Something can be built of it."""
+    return lambda key, value: refusals(build, value)
+
+
+def one_of(names: Iterable[str]) -> Check:
+    """It is one of the names."""
+    known = list(names)
+    return lambda key, value: [] if value in known else [unknown(key, value, known)]
+
+
+def positive(key: str, value: float) -> Iterator[str]:
+    """It is finite and above 0."""
+    if not 0 < value < math.inf:
+        yield f"{key} must be > 0{', and finite' if value == math.inf else ''}, not {value}"
+
+
+def below_one(key: str, value: float) -> Iterator[str]:
+    """It lies in [0, 1)."""
+    if not 0 <= value < 1:
+        yield f"{key} must be at least 0 and below 1, not {value}"

@@ -1,0 +1,1 @@
+"""Training: engines take steps, and one loop takes the steps of any engine."""

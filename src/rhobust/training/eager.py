@@ -1,0 +1,129 @@
+"""The engine of one process: the step as it is, nothing averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from rhobust.data.batches import Batch, Batches
+from rhobust.memory import Memory
+from rhobust.objective import RobustObjective
+from rhobust.optim import ProximalOptimizer
+from rhobust.training.engine import Engine, Warn
+from rhobust.training.record import Record
+from rhobust.training.step import Numbers, diverged, sound
+from rhobust.training.weight_average import WeightAverage
+
+
+class EagerEngine(Engine):
+    """Takes the steps of Alg. 1 and 2 operator by operator, on whatever device the objective lives.
+
+    With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs. With
+    `average` the model ends with the weights averaged over the steps. With `memory` an ascent goes on from where that
+    of the epoch before ended. Batches depend on (seed, epoch) alone, so a training that is stopped and goes on takes
+    the same steps as one that is not.
+    """
+
+    def __init__(
+        self,
+        objective: RobustObjective,
+        optimizer: ProximalOptimizer,
+        batches: Batches,
+        epochs: int = 1,
+        *,
+        precision: torch.dtype = torch.float32,
+        average: WeightAverage | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.objective, self.optimizer, self.batches, self.epochs = objective, optimizer, batches, epochs
+        self.precision, self.average, self.memory = precision, average, memory
+        self.epoch_steps = batches.steps()
+        self.total = None if self.epoch_steps is None else self.epoch_steps * epochs
+        self._taken = 0  # steps so far, which only this engine counts where a stream does not know its length
+
+    def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
+        for step, batch in self.numbered(number, skip):
+            yield [self.take(batch, step, number)]
+
+    def numbered(self, epoch: int, skip: int) -> Iterator[tuple[int, Batch]]:
+        """The batches of an epoch after the first `skip`, each with the number of its step."""
+        if self.epoch_steps is not None:
+            self._taken = epoch * self.epoch_steps + skip
+        for batch in self.batches.epoch(epoch, skip):
+            yield self._taken, batch
+            self._taken += 1
+
+    def take(self, batch: Batch, step: int, epoch: int) -> Record:
+        """One training step. A value that is not finite stops before the update."""
+        numbers = self.gradient(batch, step, epoch)
+        record = numbers.read(numbers.values.tolist())
+        if not sound(record):
+            raise diverged(record, "nothing was updated")
+        self.update()
+        self.follow()
+        return record
+
+    def gradient(self, batch: Batch, step: int, epoch: int) -> Numbers:
+        """The gradient in theta and gamma, left where the optimizer finds it."""
+        x, y, at = batch
+        self.optimizer.zero_grad()
+        start = None if self.memory is None or at is None else self.memory.recall(at)
+        with self._precise(x.device):
+            surrogate = self.objective(x, y, start, step)
+        surrogate.value.backward()
+        gamma = self.objective.gamma.detach()
+        gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
+        values = (
+            surrogate.loss.mean(),
+            surrogate.value.detach(),
+            gamma,
+            surrogate.cost.mean(),
+            self.optimizer.stationarity(),
+            gap,
+        )
+        if self.memory is not None and at is not None:  # last: a step that fails before may be taken again
+            self.memory.keep(at, surrogate.center, surrogate.zeta)
+        return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
+
+    def update(self) -> None:
+        """The step, from the gradient as it stands."""
+        self.optimizer.step()
+
+    def follow(self) -> None:
+        """After a step: the average. It counts on the host, so it is no part of what is captured."""
+        if self.average is not None:
+            self.average.update()
+
+    def settle(self) -> None:
+        if self.average is not None:
+            self.average.put()
+
+    def state_dict(self) -> dict[str, Any]:
+        device = self.objective.gamma.device
+        return {
+            "objective": dict(self.objective.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "memory": None if self.memory is None else self.memory.state_dict(),
+            "generator": torch.get_rng_state(),
+            "cuda_generator": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        if self.memory is not None:
+            self.memory.load_state_dict(state["memory"])
+        torch.set_rng_state(state["generator"])
+        if state["cuda_generator"] is not None:
+            torch.cuda.set_rng_state(state["cuda_generator"], self.objective.gamma.device)
+
+    def _precise(self, device: torch.device) -> AbstractContextManager[object]:
+        # Not autocast(enabled=False): that would end an autocast of the caller's.
+        return nullcontext() if self.precision == torch.float32 else torch.autocast(device.type, self.precision)

@@ -1,0 +1,145 @@
+"""A training in one call."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from rhobust.checks import count_problem, seed_problems
+from rhobust.costs import Cost
+from rhobust.data.batches import batches_of
+from rhobust.errors import ConfigError, Refused
+from rhobust.gamma_rules import GammaRule
+from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.method import find_method
+from rhobust.objective import RobustObjective
+from rhobust.optim import ProximalOptimizer, adam
+from rhobust.regularizers import Regularizer
+from rhobust.support.seeding import seeded
+from rhobust.training.compose import central_engine, compose
+from rhobust.training.loop import train
+from rhobust.training.observers import Observer, Warner
+from rhobust.training.record import Record, rho_eff
+from rhobust.training.remarks import remarks, useless
+
+_RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
+_ELSEWHERE = {
+    "lr": _RATE,
+    "learning_rate": _RATE,
+    "device": "a model is trained where it is: model.to(device) before, and drop device=",
+}
+"""Settings of the command that a call says otherwise."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained model with its objective and what happened on the way."""
+
+    objective: RobustObjective
+    optimizer: ProximalOptimizer
+    history: list[Record] = field(repr=False)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was handed in, trained."""
+        return self.objective.model
+
+    @property
+    def gamma(self) -> float:
+        """The dual variable at the end."""
+        return float(self.objective.gamma.detach())
+
+    @property
+    def rho_eff(self) -> float:
+        """E c over the last epoch, the mean of its steps; near the radius when gamma has settled."""
+        return rho_eff([asdict(record) for record in self.history])
+
+
+def fit(
+    model: nn.Module,
+    data: object,
+    *,
+    method: str = "spgd",
+    radius: float | None = None,
+    loss: PerSampleLoss = cross_entropy,
+    epochs: int = 30,
+    batch_size: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    cost: Cost | None = None,
+    regularizer: Regularizer | None = None,
+    gamma_min: float = 1e-3,
+    gamma_rule: GammaRule | None = None,
+    bounds: tuple[float, float] | None = None,
+    precision: torch.dtype = torch.float32,
+    average: float | None = None,
+    memory: float | None = None,
+    seed: int = 0,
+    observer: Observer | None = None,
+    **knobs: Any,
+) -> Fit:
+    """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
+
+    `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
+    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
+    Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
+    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
+    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
+    where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
+    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
+    were.
+
+    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    >>> data = x, (x[:, 0] > 0).long()
+    >>> trained = fit(model, data, method="spgda", radius=0.1, epochs=30, optimizer=optimizer)
+    >>> len(trained.history)
+    30
+    """
+    if misplaced := [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]:
+        raise ConfigError(dict.fromkeys(misplaced))
+    chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
+    if problem := chosen.radius_problem(radius):
+        raise ConfigError([problem])
+    if problems := seed_problems(seed):
+        raise ConfigError(problems)
+    if precision not in (torch.float32, torch.bfloat16):
+        # float16 would need a scaled loss: without, small gradients become 0 and nothing says so.
+        raise ConfigError([f"precision is torch.float32 or torch.bfloat16, not {precision}"])
+    if gamma_rule is not None and not chosen.robust:
+        raise ConfigError([chosen.no_gamma_rule])
+    if problem := count_problem("epochs", epochs):
+        raise ConfigError([problem])
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
+        raise Refused(f"model must be an instance of nn.Module, not {what}")
+    if next(model.parameters(), None) is None:
+        raise Refused(f"{type(model).__name__} has no parameters: there is nothing to train")
+    if not any(theta.requires_grad for theta in model.parameters()):
+        raise Refused(f"all parameters of {type(model).__name__} are frozen (requires_grad): there is nothing to train")
+    some = next(model.parameters())
+    objective, proximal = compose(
+        model,
+        loss,
+        chosen,
+        radius=radius or 0.0,
+        optimizer=optimizer or adam(model),
+        cost=cost,
+        regularizer=regularizer,
+        gamma_min=gamma_min,
+        gamma_rule=gamma_rule,
+        bounds=bounds,
+    )
+    batches = batches_of(data, batch_size, seed, some.device, some.dtype)
+    engine = central_engine(objective, proximal, batches, epochs, precision=precision, average=average, memory=memory)
+    observer, whole = observer or Warner(), batches.whole()
+    for remark in remarks(objective, None if whole is None else whole.x, engine.total, average):
+        observer.warned(remark)
+    with seeded(seed, some.device):
+        history = train(engine, observer=observer)
+    if whole is not None and (doubt := useless(objective, whole)):
+        observer.warned(doubt)
+    return Fit(objective, proximal, history)

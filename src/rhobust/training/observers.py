@@ -1,0 +1,31 @@
+"""Who watches a training, or a federation."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from rhobust.training.record import Record
+
+
+class Observer:
+    """Watches a training. This one looks away; `progress.TrainingProgress` draws a bar."""
+
+    def started(self, steps: int | None, start: int, radius: float | None) -> None:
+        """Before the first step: how many there are in all, if known, and how many are already done."""
+
+    def stepped(self, record: Record) -> None:
+        """After each step."""
+
+    def warned(self, message: str) -> None:
+        """Something was put right that the user should know of."""
+
+
+class Warner(Observer):
+    """Hands on what the user should know as Python's warnings."""
+
+    def warned(self, message: str) -> None:
+        frame, depth = sys._getframe(), 1
+        while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
+            frame, depth = frame.f_back, depth + 1
+        warnings.warn(message, stacklevel=depth)  # as from the line that called into the library

@@ -1,0 +1,68 @@
+"""What a user should know of a training before it begins, and of its model when it has ended."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rhobust.costs import Cost
+from rhobust.data.samples import Samples
+from rhobust.evaluation.trust import learned_nothing
+from rhobust.objective import RobustObjective
+from rhobust.training.weight_average import reach
+
+_MOST_SAMPLES = 1000  # that the cost of a move to one point is estimated on
+
+
+def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, average: float | None) -> list[str]:
+    """Why a training with these settings may not do what was asked for.
+
+    `x` are the inputs, where they are in memory, `steps` how many there are in all, and `average` is the decay of the
+    averaged weights.
+    """
+    found = (
+        objective.unspendable,
+        one_point_suffices(objective, x),
+        average_looks_back_too_far(average, steps),
+    )
+    return [remark for remark in found if remark is not None]
+
+
+def one_point_suffices(objective: RobustObjective, x: Tensor | None) -> str | None:
+    """The radius pays for moving every sample to one and the same point."""
+    if x is None or not objective.radius:
+        return None
+    enough = _cost_of_one_point(objective.cost, x)
+    if objective.radius < enough:
+        return None
+    return (
+        f"radius {objective.radius:g} pays for moving every sample to one and the same point, which costs "
+        f"{enough:.2g} on average: there is nothing left to learn. Lower it"
+    )
+
+
+def average_looks_back_too_far(decay: float | None, steps: int | None) -> str | None:
+    """An average of the weights over more steps than there are."""
+    if decay is None or steps is None or steps >= reach(decay):
+        return None
+    return (
+        f"an average of decay {decay:g} looks back over {reach(decay):.0f} steps, and there are {steps}: the first, of "
+        "a model that knows nothing, count as much as the last. Lower average"
+    )
+
+
+def useless(objective: RobustObjective, samples: Samples) -> str | None:
+    """The model that was trained has learned nothing: judged on samples whose labels are class numbers."""
+    if not objective.classifies:
+        return None
+    moves = objective.maximizer.gradients or objective.noise
+    hidden = "The moves of its training may hide what tells the classes apart: lower epsilon, noise or the radius"
+    return learned_nothing(objective.model, samples, hidden if moves else "Try another learning rate, or more epochs")
+
+
+def _cost_of_one_point(cost: Cost, x: Tensor) -> float:
+    """What a move to one point costs samples drawn from the data, with the better of two points."""
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MOST_SAMPLES]
+    x = x[chosen.to(x.device)]
+    points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
+    return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
