@@ -16,7 +16,7 @@ from rhobust.federation.aggregators import Aggregator, Mean
 from rhobust.federation.messages import Task, Upload, flat
 from rhobust.federation.server import Server
 from rhobust.federation.simulation import Simulation
-from rhobust.federation.worker import LocalWork, Worker
+from rhobust.federation.worker import LocalSteps, Worker
 from rhobust.losses import cross_entropy
 from rhobust.method import find_method
 from rhobust.regularizers import NoRegularizer, Regularizer
@@ -52,7 +52,7 @@ class Setting:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = SGD
     regularizer: Regularizer = field(default_factory=NoRegularizer)
     sizes: Sequence[int] = (12, 12, 12, 12)
-    work: LocalWork = field(default_factory=lambda: LocalWork(batch_size=8, seed=3))
+    work: LocalSteps = field(default_factory=lambda: LocalSteps(batch_size=8, seed=3))
     aggregator: Aggregator = field(default_factory=Mean)
     quorum: int = 1
     weighted: bool = False

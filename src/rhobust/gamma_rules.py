@@ -27,7 +27,7 @@ class GammaRule(ABC):
         if not is_number(self.lr) or not 0 < self.lr < math.inf:
             raise Refused(f"the rate of a rule for gamma must be finite and > 0, not {self.lr!r}")
 
-    fusible: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
     """Whether `update` is to be compiled where kernels are fused: only for a formula that keeps nothing in `state`."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class FixedGamma(GammaRule):
 class ProjectedGradient(GammaRule):
     """gamma <- gamma - lr (rho - E c), as printed in Alg. 1-3 (where lr is theta's alpha)."""
 
-    fusible = True
+    compilable = True
 
     lr: float = 1e-3
 
@@ -92,7 +92,7 @@ class Multiplicative(GammaRule):
     tensor(2.2103)
     """
 
-    fusible = True
+    compilable = True
 
     lr: float = 0.05
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rhobust.errors import DataError, Refused
-from rhobust.support.compiling import fusible
+from rhobust.support.compiling import compilable
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """loss(model(x), y) -> (B,)"""
 
 
-@fusible
+@compilable
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample, (B,), for class numbers (B,) or probabilities (B, classes)."""
     check_cross_entropy(output, y)

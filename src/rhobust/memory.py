@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rhobust.checks import decay_problem
 from rhobust.errors import Refused
-from rhobust.support.compiling import fusible
+from rhobust.support.compiling import compilable
 
 
 class Memory:
@@ -56,7 +56,7 @@ class Memory:
         self.moves.copy_(state["moves"])
 
 
-@fusible
+@compilable
 def _recalled(moves: Tensor, at: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
     return decay * moves[at].to(dtype)
 
@@ -66,4 +66,4 @@ def _write(moves: Tensor, at: Tensor, center: Tensor, zeta: Tensor) -> None:
     moves[at] = (zeta - center).clamp(-most, most).to(moves.dtype)
 
 
-_keep = fusible(_write, writes=True)
+_keep = compilable(_write, writes=True)

@@ -20,8 +20,8 @@ from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
 from rhobust.losses import PerSampleLoss, tempered
-from rhobust.support.compiling import fusible
-from rhobust.support.probing import undisturbed
+from rhobust.support.compiling import compilable
+from rhobust.support.probing import probing
 from rhobust.validator import (
     check_batch,
     check_labels,
@@ -180,7 +180,7 @@ class RobustObjective(nn.Module):
     ) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
         if self._checked.classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
-            with undisturbed(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
+            with probing(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
                 self._checked(self.model(x), y)
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
 
@@ -190,9 +190,9 @@ class RobustObjective(nn.Module):
         return bool(self._checked.classes)
 
     @property
-    def unspendable(self) -> str | None:
+    def unreachable_radius(self) -> str | None:
         """Why E c cannot meet the radius, if it cannot. (Flips of labels, where they have a price, cost too.)"""
-        why = None if math.isfinite(self.cost.kappa) else self.maximizer.short_of(self.radius)
+        why = None if math.isfinite(self.cost.kappa) else self.maximizer.why_short_of(self.radius)
         return why and f"radius {self.radius:g} cannot be spent: {why}, or lower the radius"
 
     def check(self, x: Tensor, y: Tensor) -> None:
@@ -222,7 +222,7 @@ class RobustObjective(nn.Module):
             zeta, behind = maximizer.start(problem), 0
         else:
             zeta, behind = _begun(problem.z, start, self.bounds), _BEHIND
-        with undisturbed(self.model):
+        with probing(self.model):
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
@@ -240,7 +240,7 @@ class RobustObjective(nn.Module):
         start = None if start is None else start.repeat_interleave(classes, 0)
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
-        with undisturbed(self.model), torch.no_grad():
+        with probing(self.model), torch.no_grad():
             psi = tempered(self._checked(self.model(maximum.zeta), every), self.temper) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
@@ -265,22 +265,22 @@ class RobustObjective(nn.Module):
         return f"radius={self.radius}, cost={self.cost}, maximizer={self.maximizer}, bounds={self.bounds}{more}"
 
 
-@fusible
+@compilable
 def _smoothed(x: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float] | None) -> Tensor:
     noisy = x + noise * (2 * draws - 1)
     return noisy if bounds is None else noisy.clamp(*bounds)
 
 
-@fusible
+@compilable
 def _begun(center: Tensor, start: Tensor, bounds: tuple[float, float] | None) -> Tensor:
     return center + start if bounds is None else (center + start).clamp(*bounds)
 
 
-@fusible
+@compilable
 def _transport(cost: Cost, z: Tensor, zeta: Tensor) -> Tensor:
     return cost(z, zeta)
 
 
-@fusible
+@compilable
 def _mean_psi(loss: Tensor, cost: Tensor, gamma: Tensor, radius: float, temper: float) -> Tensor:
     return tempered(loss, temper).mean() + gamma * (radius - cost.mean())

@@ -18,7 +18,7 @@ from rhobust.errors import Refused
 from rhobust.gamma_rules import FixedGamma, GammaRule, Multiplicative, Rate
 from rhobust.objective import RobustObjective
 from rhobust.regularizers import NoRegularizer, Regularizer
-from rhobust.support.compiling import fuses, fusible
+from rhobust.support.compiling import compilable, fuses
 
 Metric = Callable[[dict[str, Any], dict[str, Any], Tensor], Tensor]
 """(state of the parameter, its group, the parameter) -> the step size of each coordinate, after the step.
@@ -113,8 +113,8 @@ def _ruled(
     gamma.copy_(rule.update(gamma, g, radius, lr, state).clamp_min(gamma_min))
 
 
-_fused_shrink, _fused_residuals = fusible(_shrink, writes=True), fusible(_residuals)
-_fused_ruled = fusible(_ruled, writes=True)
+_fused_shrink, _fused_residuals = compilable(_shrink, writes=True), compilable(_residuals)
+_fused_ruled = compilable(_ruled, writes=True)
 
 
 class ProximalOptimizer(Optimizer):
@@ -236,7 +236,7 @@ class ProximalOptimizer(Optimizer):
             return
         lr = self._gamma_rate()
         rule, bounds, state = self.gamma_rule, (objective.radius, objective.gamma_min), self.state[gamma]
-        if rule.fusible and fuses():
+        if rule.compilable and fuses():
             # A rate on the host is a kernel's argument; as a number, what is compiled would hold for this one alone.
             rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=gamma.dtype, device="cpu")
             _fused_ruled(rule, gamma, gamma.grad, *bounds, rate, state)

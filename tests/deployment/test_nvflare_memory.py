@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
-from rhobust.deployment.nvflare_memory import Sweep, hush_messages
+from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_repr
 
 
 class Message:
@@ -33,7 +33,7 @@ def _uncollected() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_uncollected")
 def test_a_sweep_frees_messages_in_cycles() -> None:
-    sweep = Sweep()
+    sweep = MessageCollector()
     kept = []
     for _ in range(5):
         message = Message()
@@ -48,6 +48,6 @@ def test_a_message_is_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumableBufferList, "__repr__", ConsumableBufferList.__repr__)  # put back afterwards
     message = ConsumableBufferList([b"theta" * 100])
     assert "theta" in repr(message)
-    hush_messages()
+    shorten_message_repr()
     assert "theta" not in repr(message)
     assert "ConsumableBufferList" in repr(message)

@@ -30,7 +30,7 @@ from rhobust.deployment.coordinator import STOPPED, Coordinator
 from rhobust.deployment.kits import COORDINATOR, SITE, Kits, make_kits
 from rhobust.deployment.processes import parties
 from rhobust.deployment.remote_workers import Sites, _upload
-from rhobust.deployment.site import LocalData, Post, Site
+from rhobust.deployment.site import LocalData, Site, SiteWork
 from rhobust.deployment.submission import job_of
 from rhobust.deployment.wire import Message, from_task, from_upload, to_task, to_upload
 from rhobust.errors import ConfigError, DataError, Halted, RunError
@@ -204,7 +204,7 @@ def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.Mo
     for ask in (lambda: site.gradient(from_task(TASK)), lambda: site.prepare({"config": ""})):
         assert ask() == {"problem": "Stranger"}
     assert site._answered(work) == {"problem": "Stranger"}
-    assert (site._post, done) == (None, [])
+    assert (site._site_work, done) == (None, [])
     called_by(monkeypatch, "server")
     assert site.gradient(from_task(TASK)) == {"problem": "RhobustError"}  # it was heard: there are no settings yet
 
@@ -344,13 +344,13 @@ def test_data_that_do_not_fit_the_model_are_refused_by_the_site(
         "workers": ["a", "b"],
     }
     local = LocalData(str(tmp_path / "own.npz"), share="1/2")
-    post = Post.built(settings, local, "b")
+    post = SiteWork.built(settings, local, "b")
     assert post.number == 1
     assert len(post.samples) == math.ceil(16 / 2)
     with pytest.raises(DataError, match=said):
-        Post.built(settings | wrong, local, "b")
+        SiteWork.built(settings | wrong, local, "b")
     with pytest.raises(DataError, match="no samples here"):
-        Post.built(settings, LocalData(local.data, share="99/99"), "b")
+        SiteWork.built(settings, LocalData(local.data, share="99/99"), "b")
 
 
 def test_data_on_the_edge_of_bounds_that_float32_has_not_are_within_them(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_data_on_the_edge_of_bounds_that_float32_has_not_are_within_them(tmp_pat
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 5)
     config = Config.resolve({"method": "drfl", "radius": 1.0, "workers": 2, "threads": torch.get_num_threads()})
     settings = {"config": config.to_toml(), "shape": [1, 4, 4], "classes": 5, "bounds": [-0.1, 0.1], "workers": ["a"]}
-    assert Post.built(settings, LocalData(str(tmp_path / "own.npz")), "a").number == 0
+    assert SiteWork.built(settings, LocalData(str(tmp_path / "own.npz")), "a").number == 0
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from rhobust.data.batches import Batch, Batches, SampleBatches
 from rhobust.data.samples import Samples
 from rhobust.errors import DataError, Diverged
 from rhobust.federation.messages import Task, flat
-from rhobust.federation.worker import LocalWork, Worker
+from rhobust.federation.worker import LocalSteps, Worker
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.method import find_method
@@ -340,7 +340,7 @@ def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_happened() -> None
 def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
     """Local steps of FedAvg and more, with the worker's own draws; the last share is smaller than a minibatch."""
     whole = in_memory(12, 32).samples
-    work = LocalWork(batch_size=32, steps=3, rate=0.05, seed=3)
+    work = LocalSteps(batch_size=32, steps=3, rate=0.05, seed=3)
     shares = [whole[:200], whole[200:300], whole[300:320]]
     said: list[str] = []
     objectives = [eager_engine("spgda").objective for _ in range(2)]

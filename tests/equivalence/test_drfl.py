@@ -21,7 +21,7 @@ from rhobust.federation.aggregators import Clipped, Mean, Median
 from rhobust.federation.messages import Task, Upload, flat, put
 from rhobust.federation.server import Server
 from rhobust.federation.simulation import Simulation
-from rhobust.federation.worker import LocalWork, Worker
+from rhobust.federation.worker import LocalSteps, Worker
 from rhobust.models.catalog import build_model
 from rhobust.optim import ProximalOptimizer
 from rhobust.regularizers import L1, Regularizer, SquaredL1
@@ -114,7 +114,7 @@ def test_in_single_precision_too() -> None:
         server = Server(*_on_digits(config), Mean())
         shares = partition("iid", whole.train.y, 5, 0)
         objective, _ = _on_digits(config)
-        workers = Simulation(objective, whole.train, shares, LocalWork(16), classes=10, fuse=fuse)
+        workers = Simulation(objective, whole.train, shares, LocalSteps(16), classes=10, fuse=fuse)
         for _ in range(20):
             workers.round(server, workers.names)
         found.append(theta_gamma(server))
@@ -129,7 +129,7 @@ def test_a_model_that_draws_draws_from_its_workers_streams() -> None:
         (objective, optimizer), (scratch, _) = (_on_digits(config) for _ in range(2))
         for each in (objective, scratch):
             each.model.append(torch.nn.Dropout(0.5))
-        workers = Simulation(scratch, whole.train, partition("iid", whole.train.y, 5, 0), LocalWork(16), classes=10)
+        workers = Simulation(scratch, whole.train, partition("iid", whole.train.y, 5, 0), LocalSteps(16), classes=10)
         server = Server(objective, optimizer, Mean())
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -215,7 +215,7 @@ def test_equal_minibatches_are_one_batch(setting: Setting, asked: slice, options
         (Setting(), {"liars": 1, "how": "label-flip"}),
         (Setting(sizes=[12, 5, 12, 12]), {}),
         (Setting(weighted=True), {}),
-        (Setting(work=LocalWork(8, steps=2, seed=3)), {}),
+        (Setting(work=LocalSteps(8, steps=2, seed=3)), {}),
         (Setting(aggregator=Median()), {}),
         (Setting(aggregator=Clipped(Mean())), {}),
         (RANDOM, {}),
@@ -238,10 +238,10 @@ def test_random_starts_are_the_workers_own() -> None:
         torch.manual_seed(noise)
         found.append(federated(RANDOM, 3))
     assert torch.equal(*found)
-    assert not torch.equal(found[0], federated(replace(RANDOM, work=LocalWork(8, seed=4)), 3))
-    work, task = LocalWork(8, seed=3), RANDOM.server().task()
+    assert not torch.equal(found[0], federated(replace(RANDOM, work=LocalSteps(8, seed=4)), 3))
+    work, task = LocalSteps(8, seed=3), RANDOM.server().task()
     same, objective = Setting(sizes=[8]).own()[0], RANDOM.engine().objective  # nothing else is random: all are used
-    places = [(0, 0, work), (0, 1, work), (1, 0, work), (0, 0, LocalWork(8, seed=4))]
+    places = [(0, 0, work), (0, 1, work), (1, 0, work), (0, 0, LocalSteps(8, seed=4))]
     starts = [Worker(objective, w).upload(same, replace(task, round=r), k).theta for r, k, w in places]
     assert not any(torch.equal(a, b) for a, b in combinations(starts, 2))
     workers = RANDOM.simulation()
@@ -277,7 +277,7 @@ def stepped(engine: Any, theta: Tensor, gamma: float) -> None:
 
 @pytest.mark.parametrize("steps", [2, 5])
 def test_local_steps_upload_the_mean_along_the_path(steps: int) -> None:
-    setting = Setting(work=LocalWork(8, steps=steps, rate=0.3, seed=3), optimizer=MOMENTUM)
+    setting = Setting(work=LocalSteps(8, steps=steps, rate=0.3, seed=3), optimizer=MOMENTUM)
     engine, scratch = setting.engine(), setting.engine().objective
     for number in range(6):
         start, gamma = flat(engine.objective.model), float(engine.objective.gamma.detach())
@@ -293,7 +293,7 @@ def test_local_steps_upload_the_mean_along_the_path(steps: int) -> None:
         mean = torch.stack(uploads).mean(0)
         stepped(engine, mean[:-1], float(mean[-1]))
     assert away(federated(setting, 6), theta_gamma(engine)) < 1e-13
-    one = replace(setting, work=LocalWork(8, steps=1, rate=0.3, seed=3))
+    one = replace(setting, work=LocalSteps(8, steps=1, rate=0.3, seed=3))
     assert away(federated(one, 6), theta_gamma(engine)) > 1e-3
 
 
@@ -350,7 +350,7 @@ def test_fedavg_is_the_literal_algorithm(tmp_path: Path, shared: str, weights: s
     train = load_data("digits", limit=300).train
     parts = [train[share] for share in partition(shared, train.y, 4, 7)]
     importance = [len(part) if weights == "samples" else 1 for part in parts]
-    work = LocalWork(16, steps, 0.2, seed=7)  # only for its choice of samples
+    work = LocalSteps(16, steps, 0.2, seed=7)  # only for its choice of samples
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = build_model("linear", train.x.shape[1:], 10)
@@ -363,7 +363,7 @@ def test_fedavg_is_the_literal_algorithm(tmp_path: Path, shared: str, weights: s
     assert away(flat(found), flat(model)) < 1e-6
 
 
-def _local_sgd(model: nn.Module, own: Samples, work: LocalWork, number: int, worker: int) -> Tensor:
+def _local_sgd(model: nn.Module, own: Samples, work: LocalSteps, number: int, worker: int) -> Tensor:
     local = copy.deepcopy(model)
     sgd = torch.optim.SGD(local.parameters(), lr=work.rate)
     for step in range(work.steps):

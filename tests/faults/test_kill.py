@@ -62,7 +62,7 @@ def wait_for(process: subprocess.Popen[str], path: Path, lines: int, screen: int
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def probing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("reference") / "run"
     train(*SETTINGS, "--out", str(path))
     return path
@@ -75,17 +75,17 @@ def assert_same_run(path: Path, reference: Path) -> None:
 
 # fsync and replace are called while a checkpoint is written: before its bytes are safe, and before it has its name.
 @pytest.mark.parametrize(("call", "count"), [("fsync", 8), ("fsync", 14), ("replace", 4), ("replace", 6)])
-def test_killed_during_a_save_and_resumed(tmp_path: Path, undisturbed: Path, call: str, count: int) -> None:
+def test_killed_during_a_save_and_resumed(tmp_path: Path, probing: Path, call: str, count: int) -> None:
     path = tmp_path / "run"
     command = [sys.executable, "-c", KILL_AT, call, str(count), "train", *SETTINGS, "--out", str(path), "--quiet"]
     killed = subprocess.run(command, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not Run.find(path).finished
     train("--resume", str(path))
-    assert_same_run(path, undisturbed)
+    assert_same_run(path, probing)
 
 
-def test_killed_from_outside_twice_and_resumed(tmp_path: Path, undisturbed: Path) -> None:
+def test_killed_from_outside_twice_and_resumed(tmp_path: Path, probing: Path) -> None:
     path = tmp_path / "run"
     words = [*SETTINGS, "--out", str(path)]
     for lines in (3, 9):
@@ -95,12 +95,12 @@ def test_killed_from_outside_twice_and_resumed(tmp_path: Path, undisturbed: Path
         process.wait()
         words = ["--resume", str(path)]
     train("--resume", str(path))
-    assert_same_run(path, undisturbed)
+    assert_same_run(path, probing)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_interrupt_waits_for_the_step_saves_it_and_says_how_to_go_on(
-    tmp_path: Path, undisturbed: Path, number: signal.Signals
+    tmp_path: Path, probing: Path, number: signal.Signals
 ) -> None:
     path = tmp_path / "run"
     command = training(*SETTINGS, "checkpoint_every=1000", "--out", str(path))
@@ -113,7 +113,7 @@ def test_an_interrupt_waits_for_the_step_saves_it_and_says_how_to_go_on(
     assert len(list((path / "checkpoints").iterdir())) == 1
     train("--resume", str(path))
     for name in ("model.safetensors", "metrics.jsonl"):
-        assert (path / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        assert (path / name).read_bytes() == (probing / name).read_bytes(), name
 
 
 def test_what_was_ignored_when_it_began_stays_so(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_terminal_that_is_closed_takes_no_step_with_it(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "emptied"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
-    tmp_path: Path, undisturbed: Path, damage: str
+    tmp_path: Path, probing: Path, damage: str
 ) -> None:
     path = tmp_path / "run"
     command = [sys.executable, "-c", KILL_AT, "replace", "8", "train", *SETTINGS, "--out", str(path), "--quiet"]
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     )
     resumed = subprocess.run(training("--resume", str(path)), capture_output=True, text=True, check=True)
     assert newest.name in resumed.stderr
-    assert_same_run(path, undisturbed)
+    assert_same_run(path, probing)
 
 
 def test_no_partial_file_is_left_behind_by_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rhobust.errors import Diverged
 from rhobust.federation.aggregators import Aggregator, GeometricMedian, Mean, Median, MultiKrum, TrimmedMean
 from rhobust.federation.messages import Aggregate, Task, Upload
 from rhobust.federation.server import QuorumLost, Server
-from rhobust.federation.worker import LocalWork
+from rhobust.federation.worker import LocalSteps
 from tests.federations import CLASSES, Setting, answered, theta_gamma
 
 # Buffers for theta and, by Adam, for gamma: there is much that a bad upload could change.
@@ -328,7 +328,7 @@ def test_a_liar_never_sees_the_server_s_model() -> None:
 
 
 def test_a_worker_with_few_samples_uses_them_all_and_says_how_many() -> None:
-    work = LocalWork(batch_size=8)
+    work = LocalSteps(batch_size=8)
     assert work.chosen(5, 0, 0).tolist() == [0, 1, 2, 3, 4]
     assert work.chosen(8, 3, 1).tolist() == list(range(8))
     uploads = Setting(sizes=[5, 12]).uploads(Setting().server().task())

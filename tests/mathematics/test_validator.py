@@ -381,7 +381,7 @@ def test_flips_that_have_a_price_may_spend_what_the_cap_leaves(kappa: float, tol
     objective = rhobust.RobustObjective(
         nn.Linear(2, 2), cross_entropy, radius=0.12, cost=cost, maximizer=ErrorAscent(cap=0.3)
     )
-    assert (objective.unspendable is not None) == told
+    assert (objective.unreachable_radius is not None) == told
 
 
 def test_a_federation_is_told_too(tmp_path: Path) -> None:
@@ -406,8 +406,8 @@ def test_a_federation_is_told_too(tmp_path: Path) -> None:
 
 def test_one_gradient_of_an_oracle_is_told_to_move_nothing() -> None:
     objective = rhobust.RobustObjective(nn.Linear(2, 2), cross_entropy, radius=0.1, maximizer=Oracle(max_steps=1))
-    assert objective.unspendable is not None
-    assert "with max_steps 1 the one gradient measures the start and moves nothing" in objective.unspendable
+    assert objective.unreachable_radius is not None
+    assert "with max_steps 1 the one gradient measures the start and moves nothing" in objective.unreachable_radius
     x = torch.linspace(-1, 1, 8).reshape(4, 2)
     assert objective(x, torch.tensor([0, 1, 0, 1])).rho_eff == 0
 

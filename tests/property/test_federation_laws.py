@@ -23,7 +23,7 @@ from rhobust.federation.messages import Upload
 from rhobust.federation.randomness import Stream
 from rhobust.federation.server import QuorumLost, RoundDiverged, Server
 from rhobust.federation.simulation import Simulation
-from rhobust.federation.worker import LocalWork
+from rhobust.federation.worker import LocalSteps
 from rhobust.losses import cross_entropy
 from rhobust.method import find_method
 from rhobust.models.catalog import build_model
@@ -80,21 +80,21 @@ def test_every_worker_is_asked_about_equally_often() -> None:
 def test_a_minibatch_depends_on_seed_round_worker_and_step_alone(
     seed: int, number: int, worker: int, step: int, extra: int
 ) -> None:
-    work, count = LocalWork(batch_size=16, seed=seed), 16 + extra
+    work, count = LocalSteps(batch_size=16, seed=seed), 16 + extra
     found = work.chosen(count, number, worker, step)
     assert len(set(found.tolist())) == 16
     assert 0 <= int(found.min()) <= int(found.max()) < count
-    other = LocalWork(batch_size=16, steps=5, rate=9.0, seed=seed)  # neither of them says which samples
+    other = LocalSteps(batch_size=16, steps=5, rate=9.0, seed=seed)  # neither of them says which samples
     other.chosen(count, number + 1, worker, step)
     torch.manual_seed(number)
     assert torch.equal(other.chosen(count, number, worker, step), found)
 
 
 def test_minibatches_differ_where_anything_does_and_favour_no_sample() -> None:
-    work = LocalWork(batch_size=20, seed=0)
+    work = LocalSteps(batch_size=20, seed=0)
     base = work.chosen(100, 3, 4, 5)
     others = [
-        LocalWork(20, seed=1).chosen(100, 3, 4, 5),
+        LocalSteps(20, seed=1).chosen(100, 3, 4, 5),
         *(work.chosen(100, *place) for place in ((4, 4, 5), (3, 5, 5), (3, 4, 6), (4, 3, 5), (3, 4, 0))),
     ]
     assert not any(torch.equal(base.sort().values, other.sort().values) for other in others)
@@ -217,7 +217,7 @@ def federation(samples: Samples, workers: int, rounds: int) -> tuple[FederatedEn
         return compose(model, cross_entropy, find_method("spgda"), radius=1.0, optimizer=sgd, bounds=(-1, 1))
 
     shares = partition("iid", samples.y, workers, 0)
-    simulation = Simulation(composed()[0], samples, shares, LocalWork(64), classes=10)
+    simulation = Simulation(composed()[0], samples, shares, LocalSteps(64), classes=10)
     return FederatedEngine(Server(*composed(), Mean()), simulation, rounds, asked_each=10), simulation
 
 

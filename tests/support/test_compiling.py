@@ -1,4 +1,4 @@
-"""A fusible function is itself, but where steps are recorded it is what the compiler made of it."""
+"""A compilable function is itself, but where steps are recorded it is what the compiler made of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.runs.build import compose_run
 from rhobust.runs.config import Config
-from rhobust.support.compiling import fusible, fusing
+from rhobust.support.compiling import compilable, fusing
 from rhobust.training.eager import EagerEngine
 from rhobust.training.fusion import Fusion
 
@@ -45,7 +45,7 @@ def engine_of(config: Config, data: DataSet) -> EagerEngine:
 
 
 def test_it_is_compiled_once_and_only_inside(compiled: list[Callable[..., Any]]) -> None:
-    doubled = fusible(lambda x: 2 * x)
+    doubled = compilable(lambda x: 2 * x)
     x = torch.tensor(3.0)
     assert doubled(x) == 6
     assert not compiled
@@ -63,7 +63,7 @@ def test_it_is_compiled_for_every_radius_of_a_long_sweep(monkeypatch: pytest.Mon
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    scaled = fusible(lambda x, radius: x * radius)
+    scaled = compilable(lambda x, radius: x * radius)
     for radius in range(1, 31):
         with fusing():
             assert scaled(torch.ones(1), 0.1 * radius) == pytest.approx(0.1 * radius)
@@ -75,7 +75,7 @@ def test_where_the_compiler_fails_the_function_is_called(monkeypatch: pytest.Mon
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", broken)
-    doubled = fusible(lambda x: 2 * x)
+    doubled = compilable(lambda x: 2 * x)
     with fusing():
         assert doubled(torch.tensor(3.0)) == 6
 
@@ -98,7 +98,7 @@ def test_what_may_have_written_is_not_called_again(
     monkeypatch.setattr(torch, "compile", compile_)
     x = torch.tensor(3.0)
     with nullcontext() if called_again else pytest.raises(RuntimeError, match="a kernel failed"), fusing():
-        fusible(add, writes=True)(x)
+        compilable(add, writes=True)(x)
     assert x == 4
 
 
@@ -109,7 +109,7 @@ def test_a_compiler_of_the_caller_s_sees_through_it() -> None:
 
 
 def test_an_error_inside_ends_it(compiled: list[Callable[..., Any]]) -> None:
-    doubled = fusible(lambda x: 2 * x)
+    doubled = compilable(lambda x: 2 * x)
     with pytest.raises(RuntimeError, match="the model's"), fusing():
         raise RuntimeError("the model's")
     assert doubled(torch.tensor(3.0)) == 6

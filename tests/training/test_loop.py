@@ -111,7 +111,7 @@ class Heard(Observer):
 
 
 def whole(**how: Any) -> Kept:
-    """An undisturbed training, whose records are read one by one."""
+    """An probing training, whose records are read one by one."""
     kept = Kept()
     train(Toy(**how), keeper=kept)
     return kept

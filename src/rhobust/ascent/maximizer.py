@@ -70,7 +70,7 @@ class Maximizer(ABC):
         """
         return step % every < self.turns
 
-    def short_of(self, radius: float) -> str | None:
+    def why_short_of(self, radius: float) -> str | None:
         """Why no gamma can make E c as large as the radius, and what to raise, if none can."""
         if radius <= self.cap**2:
             return None

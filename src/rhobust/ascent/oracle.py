@@ -71,7 +71,7 @@ class Oracle(Maximizer):
             "Raise gamma_min, choose a strongly convex cost, or drop curvature= for an estimated accuracy"
         )
 
-    def short_of(self, radius: float) -> str | None:
+    def why_short_of(self, radius: float) -> str | None:
         if radius > 0 and self.max_steps == 1:
             return "with max_steps 1 the one gradient measures the start and moves nothing. Raise max_steps"
         return None

@@ -32,7 +32,7 @@ from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
 from rhobust.losses import PerSampleLoss, margin, scaled_margin
 from rhobust.objective import RobustObjective
-from rhobust.support.probing import undisturbed
+from rhobust.support.probing import probing
 from rhobust.validator import check_countable
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
@@ -143,7 +143,7 @@ def attack(
     objective.maximum(x, y)  # refuses what cannot be attacked, before any work
     fooled = errs(model, x, y)
     zeta, discarded = x.clone(), 0
-    with undisturbed(model):  # around them all: each restart goes on drawing where the last one stopped
+    with probing(model):  # around them all: each restart goes on drawing where the last one stopped
         for _ in range(restarts):
             right = (~fooled).nonzero()[:, 0]
             if not len(right):
@@ -207,7 +207,7 @@ def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Where the model's prediction is not y, (B,), in evaluation mode and without a trace."""
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), probing(model):
         return mistaken(model(x), y)
 
 

@@ -17,7 +17,7 @@ from rhobust.checks import check_count, check_size
 from rhobust.errors import Refused
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
-from rhobust.support.probing import undisturbed
+from rhobust.support.probing import probing
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def wasserstein(
             problem = replace(objective.problem(x, y), gamma=torch.tensor(price).to(x))
             return sup.solve(problem, y, [])[0]
 
-        with undisturbed(model):
+        with probing(model):
             return batched(solved, x, y)
 
     def spent(zeta: Tensor) -> float:
         return float(objective.cost(x, zeta).mean())
 
     def harm(zeta: Tensor) -> float:
-        with torch.no_grad(), undisturbed(model):
+        with torch.no_grad(), probing(model):
             return float(batched(lambda zeta, y: loss(model(zeta), y), zeta, y).mean())
 
     batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work

@@ -21,7 +21,7 @@ from rhobust.data.samples import Samples, samples_of
 from rhobust.errors import ConfigError, Refused
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.objective import RobustObjective
-from rhobust.support.probing import undisturbed
+from rhobust.support.probing import probing
 from rhobust.validator import check_batch
 
 _RADII = (1e-100, 1e100)
@@ -105,7 +105,7 @@ def certify(
         objective.maximum(x, y)  # refuses a model, loss, label or value that breaks the theory, before any work
     doubted = doubt(model, loss, samples.x.device)
     sup = _sup(model, loss, samples, cost, bounds, curvature, max_steps, accuracy, trusted=doubted is None)
-    with undisturbed(model):
+    with probing(model):
         problems = [(objective.problem(x, y), y) for x, y in parts]
         dual = Dual(model, problems, sup, accuracy or sup.accuracy, doubted, objective.classifies)
         for radius in sorted({float(radius) for radius in radii if radius > 0}):

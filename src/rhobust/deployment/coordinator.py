@@ -13,7 +13,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
 from rhobust.data.samples import DataSet
-from rhobust.deployment.nvflare_memory import Sweep
+from rhobust.deployment.nvflare_memory import MessageCollector
 from rhobust.deployment.remote_workers import Sites, printable
 from rhobust.deployment.wire import Message
 from rhobust.errors import Halted, RhobustError
@@ -40,7 +40,7 @@ class Coordinator:
     def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
         self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
         self.missing: list[str] = []  # sites that are connected and whose process does not come up
-        self._sweep: Sweep | None = None
+        self._collect_messages: MessageCollector | None = None
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
@@ -69,7 +69,7 @@ class Coordinator:
             "bounds": list(data.bounds),
         }
         present = [client.name for client in collab.clients if client.name not in self.missing]
-        self._sweep = Sweep()
+        self._collect_messages = MessageCollector()
         sites = Sites(self.sites, present, settings, self.deadline, self._call)
         return federated_engine(config, server_of(config, data, device), sites)
 
@@ -79,8 +79,8 @@ class Coordinator:
         """One function of several sites at once."""
         if stop_file(Path(self.report)).exists():
             raise _Stop
-        if self._sweep:
-            self._sweep()
+        if self._collect_messages:
+            self._collect_messages()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
         reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
         # Who fails at once may be the first to hear of an abort; in a time that ran out the server has heard of it too.

@@ -9,7 +9,7 @@ from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 _THOROUGH = 20  # sweeps, one of which looks at everything
 
 
-class Sweep:
+class MessageCollector:
     """Frees the messages of past rounds, each of which the engine leaves in a cycle of references.
 
     Python looks for cycles when there are many objects, however large they are; a message is few objects and as large
@@ -27,6 +27,6 @@ class Sweep:
         gc.collect(2 if self._done % _THOROUGH == 0 else 1)
 
 
-def hush_messages() -> None:
+def shorten_message_repr() -> None:
     """The engine spells out every message for its debug log, on or off; from now on only that there was one."""
     ConsumableBufferList.__repr__ = object.__repr__

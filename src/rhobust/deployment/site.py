@@ -16,7 +16,7 @@ from nvflare.collab import collab
 
 from rhobust.data.catalog import DATA, load_data
 from rhobust.data.samples import DataSet, Samples
-from rhobust.deployment.nvflare_memory import Sweep, hush_messages
+from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_repr
 from rhobust.deployment.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
 from rhobust.federation.worker import Worker
@@ -76,7 +76,7 @@ class LocalData:
 
 
 @dataclass(frozen=True)
-class Post:
+class SiteWork:
     """Everything a site needs to answer: what is trained, on what, and its number among the workers."""
 
     worker: Worker
@@ -84,7 +84,7 @@ class Post:
     number: int
 
     @classmethod
-    def built(cls, settings: Message, local: LocalData, name: str) -> Post:
+    def built(cls, settings: Message, local: LocalData, name: str) -> SiteWork:
         """From the coordinator's settings and the site's own data, which must fit each other."""
         config = Config.resolve(tomllib.loads(settings["config"]), here=False)
         data = local.load()
@@ -115,8 +115,8 @@ class Site:
     """
 
     def __init__(self) -> None:
-        self._post: Post | None = None
-        self._sweep: Sweep | None = None
+        self._site_work: SiteWork | None = None
+        self._collect_messages: MessageCollector | None = None
         self._busy = threading.Lock()
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -134,18 +134,18 @@ class Site:
         return LocalData.read(Path(collab.workspace.get_root_dir()) / "site.toml")
 
     def _prepared(self, settings: Message, name: str) -> Message:
-        if self._post is None:
-            self._post = Post.built(settings, self.local(), name)
-            hush_messages()
-            self._sweep = Sweep()
-        return {"samples": len(self._post.samples)}
+        if self._site_work is None:
+            self._site_work = SiteWork.built(settings, self.local(), name)
+            shorten_message_repr()
+            self._collect_messages = MessageCollector()
+        return {"samples": len(self._site_work.samples)}
 
     def _gradient(self, task: Message) -> Message:
-        if self._post is None or self._sweep is None:
+        if self._site_work is None or self._collect_messages is None:
             raise RhobustError("a task before the settings")
-        self._sweep()
-        post = self._post
-        return from_upload(post.worker.upload(post.samples, to_task(task), post.number))
+        self._collect_messages()
+        prepared = self._site_work
+        return from_upload(prepared.worker.upload(prepared.samples, to_task(task), prepared.number))
 
     def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
         """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log.

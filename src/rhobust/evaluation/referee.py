@@ -24,7 +24,7 @@ from rhobust.errors import ConfigError, Refused
 from rhobust.evaluation.evaluate import WORST, evaluate
 from rhobust.evaluation.trust import Flag
 from rhobust.losses import PerSampleLoss
-from rhobust.support.probing import undisturbed
+from rhobust.support.probing import probing
 
 OURS = ("pgd", "pgd-margin", "square")
 RESTARTS = 5
@@ -79,7 +79,7 @@ def audit(
         done("our attacks")
     fooled = errs(model, samples.x, samples.y)
     errors = {}
-    with _seeded(seed), undisturbed(model):
+    with _seeded(seed), probing(model):
         for name, generate in _attacks(model, samples, epsilon, bounds).items():
             right = (~fooled).nonzero()[:, 0]
             if len(right):

@@ -29,7 +29,7 @@ from rhobust.data.samples import Samples
 from rhobust.errors import Unmovable
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
-from rhobust.support.probing import undisturbed
+from rhobust.support.probing import probing
 
 CHECKS = ("learned", "grows", "inside", "many-steps", "one-step", "gradients", "white-box")
 
@@ -172,7 +172,7 @@ def _one_step(one: Tensor, many: Tensor, wrong: Tensor, where: str) -> Flag | No
 
 def _slope(model: nn.Module, right: Samples, loss: PerSampleLoss) -> Flag | None:
     objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity())
-    with undisturbed(model):
+    with probing(model):
         slope = objective.problem(right.x, right.y).at(right.x).slope
         with torch.no_grad():
             logits = model(right.x)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rhobust.errors import ConfigError, Refused
-from rhobust.support.spec import from_spec
+from rhobust.support.spec import parse_spec
 
 # Coordinates that are worked on at a time: bounds the memory, and the processor's caches like it.
 _COLUMNS = 8192
@@ -317,6 +317,6 @@ def find_aggregator(spec: str) -> Aggregator:
     Clipped(aggregator=TrimmedMean(liars=3), norm=None)
     """
     try:
-        return from_spec("aggregator", spec, AGGREGATORS)
+        return parse_spec("aggregator", spec, AGGREGATORS)
     except Refused as problem:
         raise ConfigError([f"aggregator '{spec}': {problem}"]) from None

@@ -110,10 +110,10 @@ class Federation:
         return found
 
 
-def unfolded(settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_federated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose method is a federated one, as the central method and the federation it stands for.
 
-    >>> unfolded({"method": "fedavg", "rounds": 100})
+    >>> as_federated({"method": "fedavg", "rounds": 100})
     {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server': 'average'}
     """
     name = settings.get("method")

@@ -19,7 +19,7 @@ from rhobust.federation.federated_engine import Workers
 from rhobust.federation.messages import Aggregate, Task, Upload
 from rhobust.federation.randomness import Stream
 from rhobust.federation.server import Server
-from rhobust.federation.worker import LocalWork, Worker
+from rhobust.federation.worker import LocalSteps, Worker
 from rhobust.objective import RobustObjective
 from rhobust.training.engine import Warn
 from rhobust.training.record import RoundRecord
@@ -36,7 +36,7 @@ class Simulation(Workers):
         objective: RobustObjective,
         samples: Samples,
         shares: Sequence[Tensor],
-        work: LocalWork,
+        work: LocalSteps,
         *,
         classes: int,
         liars: int = 0,

@@ -21,7 +21,7 @@ from rhobust.training.recording import Graphs
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class LocalSteps:
     """What every worker does in a round.
 
     With `steps` H > 1 it goes on from theta - rate g and uploads the mean of the H gradients: more work for the same
@@ -56,7 +56,7 @@ class Worker:
     """A worker, or several that take turns with one model; on a GPU a local step is captured once and replayed."""
 
     def __init__(
-        self, objective: RobustObjective, work: LocalWork, warn: Callable[[str], None] = lambda message: None
+        self, objective: RobustObjective, work: LocalSteps, warn: Callable[[str], None] = lambda message: None
     ) -> None:
         self.objective, self.work = objective, work
         device = objective.gamma.device

@@ -14,7 +14,7 @@ from rhobust.federation.federated_engine import FederatedEngine, Workers
 from rhobust.federation.server import Server
 from rhobust.federation.settings import Federation
 from rhobust.federation.simulation import Simulation
-from rhobust.federation.worker import LocalWork
+from rhobust.federation.worker import LocalSteps
 from rhobust.losses import cross_entropy
 from rhobust.models.catalog import build_model
 from rhobust.objective import RobustObjective
@@ -97,10 +97,10 @@ def federation_of(config: Config) -> Federation:
     return config.federation
 
 
-def work_of(config: Config) -> LocalWork:
+def work_of(config: Config) -> LocalSteps:
     """What a worker of the federation does in a round."""
     settings = federation_of(config)
-    return LocalWork(config.batch_size, settings.local_steps, settings.local_rate, config.seed)
+    return LocalSteps(config.batch_size, settings.local_steps, settings.local_rate, config.seed)
 
 
 def simulation_of(config: Config, data: DataSet, device: torch.device) -> Simulation:

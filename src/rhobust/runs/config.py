@@ -18,7 +18,7 @@ from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost, SquaredL2
 from rhobust.data.catalog import DATA, data_problem
 from rhobust.errors import ConfigError
-from rhobust.federation.settings import Federation, unfolded
+from rhobust.federation.settings import Federation, as_federated
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.method import FEDERATED, Method, find_method, methods
 from rhobust.models.catalog import MODELS
@@ -36,7 +36,7 @@ from rhobust.support.setting import (
     setting,
     settings_of,
 )
-from rhobust.support.spec import from_spec
+from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
 from rhobust.validator import check_settings
 
@@ -76,20 +76,20 @@ class Config:
     cost: str = setting(
         "l2",
         "Transport cost, a squared norm: l2, lp:P with 1 < P <= 2, or linf.",
-        accepted_by(partial(from_spec, "cost", table=COSTS)),
+        accepted_by(partial(parse_spec, "cost", table=COSTS)),
     )
     kappa: float = setting(math.inf, "Cost of changing a label; inf never changes labels.", accepted_by(SquaredL2))
     regularizer: str = setting(
         "none",
         "Regularizer of the weights: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or "
         "box:LOWER,UPPER.",
-        accepted_by(partial(from_spec, "regularizer", table=REGULARIZERS)),
+        accepted_by(partial(parse_spec, "regularizer", table=REGULARIZERS)),
     )
     gamma_min: float = setting(1e-3, "Lower bound of the dual variable gamma.", positive)
     gamma_rule: str | None = setting(
         None,
         "Update rule of gamma: multiplicative:LR, projected:LR, adam:LR or fixed.",
-        accepted_by(partial(from_spec, "gamma_rule", table=GAMMA_RULES)),
+        accepted_by(partial(parse_spec, "gamma_rule", table=GAMMA_RULES)),
         usual="the method's",
     )
     seed: int = setting(
@@ -153,15 +153,15 @@ class Config:
 
     def make_cost(self) -> Cost:
         """The transport cost, with kappa for labels."""
-        return dataclasses.replace(from_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
+        return dataclasses.replace(parse_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
 
     def make_regularizer(self) -> Regularizer:
         """The regularizer of the weights."""
-        return from_spec("regularizer", self.regularizer, REGULARIZERS)
+        return parse_spec("regularizer", self.regularizer, REGULARIZERS)
 
     def make_gamma_rule(self) -> GammaRule | None:
         """The rule for gamma; none means the method's own."""
-        return None if self.gamma_rule is None else from_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
+        return None if self.gamma_rule is None else parse_spec("gamma_rule", self.gamma_rule, GAMMA_RULES)
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, the method's knobs among them; a federation's instead of epochs."""
@@ -186,7 +186,7 @@ class Config:
 
 def _read(layers: tuple[Mapping[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
     """What was given, by key, later layers over earlier ones; and what cannot be read."""
-    merged = unfolded({key.replace("-", "_"): value for layer in layers for key, value in layer.items()})
+    merged = as_federated({key.replace("-", "_"): value for layer in layers for key, value in layer.items()})
     method = _method_called(merged.get("method", Config.method))
     known = {**settings_of(Config), **settings_of(Federation)}
     kinds = {key: one.kind for key, one in known.items()} | (method.knob_kinds if method else {})

@@ -36,7 +36,7 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
 
 def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
     """What keeps E c from meeting rho, where something does."""
-    if spent < 0.95 * radius and (why := config.make_method().maximizer.short_of(radius)):
+    if spent < 0.95 * radius and (why := config.make_method().maximizer.why_short_of(radius)):
         return f" and no more: {why}, or take a smaller rho"
     if spent == 0:
         return ": nothing moves, for the loss has no slope. Look at the scale of the data, or lower the learning rate"

@@ -1,6 +1,6 @@
 """Compiled functions and recorded steps: what the mathematics must know of both.
 
-A fusible function is compiled into a kernel or two where a step is about to be recorded. While work is recorded into a
+A compilable function is compiled into a kernel or two where a step is about to be recorded. While work is recorded into a
 CUDA graph, no value can be read back.
 """
 
@@ -25,14 +25,14 @@ _fusing = ContextVar("fusing", default=False)
 _KINDS = 100
 
 
-def fusible(function: Callable[P, T], *, writes: bool = False) -> Callable[P, T]:
+def compilable(function: Callable[P, T], *, writes: bool = False) -> Callable[P, T]:
     """The function, which inside of `fusing()` is a compiled one; its rounding is then the compiler's.
 
     Where that fails, the function is called as it is: half a step may have been taken, which must not begin again
     because of this. One that `writes` into its arguments may have done so before it failed, and is called only if the
     compiler failed, before anything ran.
 
-    >>> @fusible
+    >>> @compilable
     ... def half(x: torch.Tensor) -> torch.Tensor:
     ...     return x / 2
     >>> half(torch.tensor(3.0))
@@ -67,13 +67,13 @@ def _is_the_compiler_s(problem: RuntimeError) -> bool:
 
 
 def fuses() -> bool:
-    """Whether fusible functions are compiled here and now."""
+    """Whether compilable functions are compiled here and now."""
     return _fusing.get()
 
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """For as long as this lasts, fusible functions are compiled."""
+    """For as long as this lasts, compilable functions are compiled."""
     from torch._dynamo import config  # a second to import
 
     before = _fusing.set(True)

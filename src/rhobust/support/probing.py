@@ -12,7 +12,7 @@ from rhobust.support.compiling import capturing
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def probing(model: nn.Module) -> Iterator[None]:
     """Run passes through the model that leave no trace, also when one of them raises.
 
     Evaluation mode (the sup is of one function, so no dropout), no weight gradients (they would be

@@ -10,7 +10,7 @@ from rhobust.errors import ConfigError, unknown
 T = TypeVar("T")
 
 
-def from_spec(kind: str, spec: str, table: Mapping[str, tuple[int, Callable[..., T]]]) -> T:
+def parse_spec(kind: str, spec: str, table: Mapping[str, tuple[int, Callable[..., T]]]) -> T:
     """name or name:number,number -> the object it names."""
     name, _, arguments = spec.partition(":")
     if name not in table:

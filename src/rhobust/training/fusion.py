@@ -1,4 +1,4 @@
-"""Fewer, larger kernels: the model's passes, the maximizer's moves and what is fusible, compiled for recorded steps."""
+"""Fewer, larger kernels: the model's passes, the maximizer's moves and what is compilable, compiled for recorded steps."""
 
 from __future__ import annotations
 

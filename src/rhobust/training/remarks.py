@@ -21,7 +21,7 @@ def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, ave
     averaged weights.
     """
     found = (
-        objective.unspendable,
+        objective.unreachable_radius,
         one_point_suffices(objective, x),
         average_looks_back_too_far(average, steps),
     )
