@@ -1,4 +1,4 @@
-"""A per-sample loss that looks at what it is given, and at what it gives."""
+"""A per-sample loss that checks its inputs and its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of single numbers: what is wrong with one, or its refusal."""
+"""Checks of single numbers: each returns what is wrong, or raises `Refused`."""
 
 from __future__ import annotations
 

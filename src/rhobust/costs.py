@@ -1,4 +1,4 @@
-"""Transport costs c(z, zeta): what it costs to move a sample z to zeta.
+"""Transport costs c(z, zeta): the cost of moving a sample z to zeta.
 
 Legend, one meaning each in every mathematical module (the paper's letters, spelled out):
 

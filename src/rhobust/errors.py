@@ -1,4 +1,4 @@
-"""What can go wrong, named. Every message says what was wrong, where, and what to do."""
+"""The errors of the library. Every message says what was wrong, where, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for gamma: how it answers to its gradient rho - E c, one step at a time."""
+"""Update rules for gamma, whose gradient is rho - E c."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of one sample each."""
+"""Losses with one value per sample."""
 
 from __future__ import annotations
 

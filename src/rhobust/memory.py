@@ -1,4 +1,4 @@
-"""Where the ascent of every sample was left, so that the next one goes on from there."""
+"""Warm starts: the last perturbation of every sample, kept for its next ascent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method is a composition: a maximizer of zeta, a start and a rule for gamma. This is the whole table."""
+"""The table of methods: each is a maximizer of zeta with a start and a rule for gamma."""
 
 from __future__ import annotations
 

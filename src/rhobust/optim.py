@@ -1,4 +1,4 @@
-"""The one step: the optimizer's step, the prox of r on theta, the rule for gamma and its projection.
+"""The one step: the optimizer's step, the prox of r on theta, and the projected update of gamma.
 
     theta <- prox_{alpha r}[theta - alpha g_theta],   gamma <- max(gamma_min, rule(gamma, g_gamma))   (Alg. 1-3)
 

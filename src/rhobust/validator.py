@@ -1,4 +1,4 @@
-"""Refusals: what would break the theory, found before iteration one, with the reason and the fix."""
+"""Refusals of models, settings and data that would break the theory, each with its reason and its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maximizers of zeta: how the inner sup over zeta of loss(zeta) - gamma c(z, zeta) is approached.
+"""Maximizers of zeta, which approach the inner sup over zeta of loss(zeta) - gamma c(z, zeta).
 
 There is one loop, `maximize`; what differs arrives as a value:
 

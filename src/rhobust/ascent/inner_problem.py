@@ -1,4 +1,4 @@
-"""The inner problem of one batch, and how well it was solved."""
+"""The inner problem of one batch, and how accurately it was solved."""
 
 from __future__ import annotations
 

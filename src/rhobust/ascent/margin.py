@@ -1,4 +1,4 @@
-"""Margin ascent: linearize the margin instead of the loss, to raise the loss or the chance of an error."""
+"""Margin ascent: a step on the linearized margin instead of the linearized loss."""
 
 from __future__ import annotations
 

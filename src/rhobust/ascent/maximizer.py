@@ -1,4 +1,4 @@
-"""The interface of a maximizer of zeta, and the one loop that runs every one of them."""
+"""The interface of a maximizer of zeta, and the one loop that runs all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sup by ascent from several starts: the best answer wins, sample by sample."""
+"""The inner sup by ascent from several starts, the best answer of each sample kept."""
 
 from __future__ import annotations
 

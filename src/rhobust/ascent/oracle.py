@@ -1,4 +1,4 @@
-"""The eps-accurate oracle of Alg. 1."""
+"""The eps-accurate oracle of Alg. 1: gradient steps on psi until the optimality gap is small."""
 
 from __future__ import annotations
 

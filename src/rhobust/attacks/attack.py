@@ -1,4 +1,4 @@
-"""Attacks in a ball, for evaluation: presets over the moves that train, and nothing counts before it is verified.
+"""Attacks in a ball, each made of the steps that also train, with verified results.
 
 Named attacks live in a ball of radius epsilon (in the data's own units, here pixels in [-1, 1]):
 

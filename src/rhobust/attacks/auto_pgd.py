@@ -1,4 +1,4 @@
-"""Auto-PGD: ascent in a ball whose step size each sample finds for itself (Croce and Hein, 2020, Alg. 1)."""
+"""Auto-PGD: ascent in a ball with a step size for each sample (Croce and Hein, 2020, Alg. 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random search in an l_inf ball: an attack that needs no gradient, so no masked gradient can stop it."""
+"""The square attack: random search in an l_inf ball, which needs no gradient."""
 
 from __future__ import annotations
 

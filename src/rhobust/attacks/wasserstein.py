@@ -1,4 +1,4 @@
-"""The Wasserstein attack: a budget on the *average* squared distance, or a price gamma."""
+"""The Wasserstein attack: a budget on the average squared distance, or a fixed gamma."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points beyond the borders between the classes: where an ascent begins when the model is sure of a sample."""
+"""Starting points beyond the borders between classes, for ascents where the loss is flat."""
 
 from __future__ import annotations
 

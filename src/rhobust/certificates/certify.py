@@ -1,4 +1,4 @@
-"""Certificates: how bad the expected loss can get inside a Wasserstein ball, from above and from below."""
+"""Certificates for a list of radii: bounds from above, and attained losses from below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dual of the worst expected loss: lines above it, distributions below it, and the search for the best gammas.
+"""The dual of the worst expected loss: lines above it, distributions below it, and the search over gamma.
 
 Every gamma > 0 gives a line in rho that is never below the worst expected loss, and the maximizers zeta of its sup give
 a point that is really attained; the line touches the curve of worst cases at that point, rho_hat = E c(z, zeta):

@@ -1,4 +1,4 @@
-"""Inner sups for certificates: exact where the loss sees one direction, proved or estimated by ascent elsewhere."""
+"""Inner sups in closed form for linear models, bounds on curvature, and reasons to prove nothing."""
 
 from __future__ import annotations
 

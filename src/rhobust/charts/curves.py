@@ -1,4 +1,4 @@
-"""Figures, each drawn from plain numbers; matplotlib is imported when the first one is."""
+"""Curves of methods, each with its color, marker and line, on panels that show their values."""
 
 from __future__ import annotations
 

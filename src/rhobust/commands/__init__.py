@@ -1,1 +1,1 @@
-"""The commands of `rhobust`, one a file."""
+"""The commands of `rhobust`, one a module."""

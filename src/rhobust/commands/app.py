@@ -1,4 +1,4 @@
-"""The command."""
+"""The command `rhobust`, whose subcommands are imported when they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust audit"""
+"""The command `rhobust audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust certify"""
+"""The command `rhobust certify`."""
 
 from __future__ import annotations
 

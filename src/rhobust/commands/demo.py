@@ -1,4 +1,4 @@
-"""rhobust demo"""
+"""The command `rhobust demo`: every method on the digits, and a report."""
 
 from __future__ import annotations
 

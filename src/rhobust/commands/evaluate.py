@@ -1,4 +1,4 @@
-"""rhobust evaluate"""
+"""The command `rhobust evaluate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust federate"""
+"""The command `rhobust federate`."""
 
 from __future__ import annotations
 

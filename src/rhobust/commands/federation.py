@@ -1,4 +1,4 @@
-"""rhobust federation"""
+"""The command `rhobust federation`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust methods"""
+"""The command `rhobust methods`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the training commands: settings, made from the fields that declare them, and what stands beside them."""
+"""Options of the training commands, made from the fields of the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: where they speak, and how they read lists."""
+"""What the commands share: lists as options, output files, spinners and warnings."""
 
 from __future__ import annotations
 

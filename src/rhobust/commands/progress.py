@@ -1,4 +1,4 @@
-"""Progress on a terminal; elsewhere only what was asked for."""
+"""The progress bar of a training, and its warnings on the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust radius"""
+"""The command `rhobust radius`."""
 
 from __future__ import annotations
 

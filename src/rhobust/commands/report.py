@@ -1,4 +1,4 @@
-"""rhobust report"""
+"""The command `rhobust report`."""
 
 from __future__ import annotations
 

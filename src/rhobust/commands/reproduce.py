@@ -1,4 +1,4 @@
-"""rhobust reproduce"""
+"""The command `rhobust reproduce`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rhobust train"""
+"""The command `rhobust train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archives of MNIST and Fashion-MNIST: four IDX files each, found, fetched and verified.
+"""The archives of MNIST and Fashion-MNIST: four IDX files each, found, downloaded and verified.
 
 They are looked for in the directory that is given (`data_dir`, or the variable RHOBUST_DATA), then in the cache, and
 downloaded from the data sets' public mirrors where neither has them. Nothing is used before its bytes, decompressed,

@@ -1,4 +1,4 @@
-"""Batches: whatever holds the data, one epoch after another, in an order that a seed alone decides."""
+"""Batches of an epoch, in an order that depends on the seed and the epoch alone."""
 
 from __future__ import annotations
 

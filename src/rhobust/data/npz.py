@@ -1,4 +1,4 @@
-"""Samples from a .npz file, which is not trusted before it is unpacked."""
+"""Samples from a .npz file, checked before it is unpacked."""
 
 from __future__ import annotations
 

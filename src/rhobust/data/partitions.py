@@ -1,4 +1,4 @@
-"""How simulated workers come by their shares of a training set.
+"""Partitions of a training set among simulated workers.
 
     iid              every worker a random share; sizes are equal up to one
     one-class        worker k and class c belong together where k = c modulo the smaller of their numbers: with as many

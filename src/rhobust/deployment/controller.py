@@ -1,4 +1,4 @@
-"""How the server begins a training: with the sites that come up, not with all or none."""
+"""The start of a training on the server, with the sites that come up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's side of a federated training: the loop over rounds, with the sites called through the engine."""
+"""The server's side of a deployed training: the run, whose workers are called through NVFlare."""
 
 from __future__ import annotations
 

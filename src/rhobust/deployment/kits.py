@@ -1,4 +1,4 @@
-"""Start-up kits: the certificates and rules with which the parties of a federation know each other.
+"""Start-up kits: certificates and rules by which the parties of a federation know each other.
 
     fed/federation.json     the server's name and port, and the names of all sites
     fed/authority/          the authority that signed every certificate: keep it, show it to nobody

@@ -1,4 +1,4 @@
-"""How a site runs its part of a training: in a process of its own, whose sudden death does not stop the others."""
+"""The process in which a site runs its part of a training."""
 
 from __future__ import annotations
 

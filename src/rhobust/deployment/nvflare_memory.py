@@ -1,4 +1,4 @@
-"""What the engine wastes in every round, kept small: memory that it leaves in cycles, words for a log that is off."""
+"""Message cleanup: a workaround for memory that NVFlare keeps in every round."""
 
 from __future__ import annotations
 

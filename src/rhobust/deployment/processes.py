@@ -1,4 +1,4 @@
-"""The processes of a federation on this machine: the server, the sites, each started from its own kit."""
+"""The processes of a federation on this machine: the server and the sites, each started from its kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sites as workers of a round: who is called, until when, and what it means that somebody does not answer."""
+"""Sites as workers of a round: which are called, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site: it holds data that nobody else sees, and answers a task with the gradient of its own objective."""
+"""A site: it holds its own data, and answers a task with the gradient of its objective."""
 
 from __future__ import annotations
 

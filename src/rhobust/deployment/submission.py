@@ -1,4 +1,4 @@
-"""Trainings handed to a federation that is up: submitted, followed, continued when a site comes back, stopped."""
+"""Trainings submitted to a running federation: followed, restarted when a site returns, stopped."""
 
 from __future__ import annotations
 

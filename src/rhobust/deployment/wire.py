@@ -1,4 +1,4 @@
-"""What crosses the wire: whole numbers, numbers, words, and vectors as their raw bytes. Nothing that could run.
+"""The wire format: numbers, text and vectors as raw bytes, checked on arrival.
 
     task      round, theta, gamma
     upload    round, theta (its gradient), gamma (its gradient), samples, loss, gradients

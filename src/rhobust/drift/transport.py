@@ -1,4 +1,4 @@
-"""Which radius? Transport costs between samples, and the radius that covers a ball, both in the units of rho = E c.
+"""Transport costs between samples, and the radius that covers a ball, both in units of rho = E c.
 
 Three estimates of W_c(P, Q) = min over couplings of E c(x, x') between two samples:
 

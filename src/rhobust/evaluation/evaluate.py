@@ -1,4 +1,4 @@
-"""Evaluation: the error of a model, clean and under attack, and whether that number can be trusted."""
+"""Clean and attacked errors of a model, with checks of whether they can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An independent referee: somebody else's attacks on the same model, beside ours.
+"""An external audit: independent attacks (ART) on the same model, beside the library's own.
 
 The four attacks of AutoAttack (Croce and Hein, 2020) as the Adversarial Robustness Toolbox has them: APGD on the
 cross-entropy, APGD on the ratio of differences of logits, DeepFool, and Square. Its code is imported here and nowhere

@@ -1,4 +1,4 @@
-"""Distribution shift: the error of a classifier on test data that have drifted.
+"""Errors of a classifier under distribution shift.
 
 corruptions         noise, blur, contrast, brightness, rotation, translation, occlusion (`corruptions.CORRUPTIONS`)
 label-proportion    the classes become as unequal as Zipf's law, p_k ~ rank^-s, in the order worst for the model

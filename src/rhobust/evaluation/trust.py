@@ -1,4 +1,4 @@
-"""Whether an error can be trusted: what goes wrong when nothing was learned or gradients mislead, looked for each time.
+"""Sanity checks of an error: nothing learned, masked gradients, attacks that are too weak.
 
     learned          the clean error is clearly below that of the best constant answer
     grows            the error does not fall as epsilon grows, and an attack free to move anywhere succeeds

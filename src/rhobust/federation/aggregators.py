@@ -1,4 +1,4 @@
-"""How a server makes one vector of what its workers uploaded.
+"""Aggregators: how a server makes one gradient of the uploads.
 
 K workers upload v_1, ..., v_K, each with a weight w_k > 0 (normalized here, so that they sum to 1). F is the number of
 liars a rule is built for. The server aggregates theta's gradient, (K, P), and gamma's, (K, 1), apart: gamma is a

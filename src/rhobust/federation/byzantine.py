@@ -1,4 +1,4 @@
-"""Workers that lie, for simulation: what f of K workers upload, knowing what the honest do.
+"""Attacks of simulated Byzantine workers, which know what the honest workers upload.
 
 mu and sigma are the mean and the standard deviation of the honest uploads, coordinate by coordinate (of the liars' own,
 in a round without an honest worker); g is what a liar would have uploaded itself. The strength s may follow the name:

@@ -1,4 +1,4 @@
-"""The engine of a federation (Alg. 3): a step is a round of a server with its workers."""
+"""The engine of a federation, whose step is a round of the server with its workers."""
 
 from __future__ import annotations
 

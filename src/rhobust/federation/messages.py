@@ -1,4 +1,4 @@
-"""What travels between a server and its workers (Alg. 3): a task, an upload, and theta as one vector.
+"""The messages of Alg. 3: a task, an upload, their aggregate, and theta as one vector.
 
     worker     draws a minibatch, ascends to zeta, uploads the gradient of its mean psi in theta and in gamma
     server     checks every upload, aggregates, takes the one step (prox and projection included), broadcasts

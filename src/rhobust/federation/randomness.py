@@ -1,4 +1,4 @@
-"""Random numbers of a federation: each purpose has a stream of its own, at each place the same whenever it is asked."""
+"""Random streams of a federation: one for each purpose and place, independent of the order of calls."""
 
 from __future__ import annotations
 

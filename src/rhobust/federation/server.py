@@ -1,4 +1,4 @@
-"""The server of a federation (Alg. 3): it checks every upload, aggregates them, and takes the one step."""
+"""The server of Alg. 3: it checks every upload, aggregates them, and takes the one step."""
 
 from __future__ import annotations
 

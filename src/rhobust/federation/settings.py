@@ -1,4 +1,4 @@
-"""Settings of a federation: who takes part, what each does in a round, and what the server makes of it."""
+"""Settings of a federation: its workers, their steps in a round, and the server's update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation in one process: workers that are slices of one data set, honest or lying.
+"""Workers in one process: slices of one data set, honest or Byzantine.
 
 Where the workers' minibatches are equal and are averaged, they are one batch that was cut up only to be put together
 again: one pass over the whole batch gives the same gradient (up to rounding) at the speed of central training.

@@ -1,4 +1,4 @@
-"""What a worker computes in a round (Alg. 3): a minibatch, the lazy ascent, a gradient in theta and gamma.
+"""A worker of Alg. 3: it draws a minibatch, moves it, and uploads the gradient in theta and gamma.
 
 Each worker's random stream comes from (seed, round, worker), so neither the order of arrival nor a restart changes the
 result.

@@ -1,4 +1,4 @@
-"""Strided convolutions as convolutions of stride 1 on blocks of pixels: the same sums, in the form that is fast.
+"""Strided convolutions, computed as convolutions of stride 1 on blocks of pixels.
 
 A GPU convolves slowly where there are few channels (an image has one) and where a stride leaves holes in the backward
 pass. Both go away when a block of b x b pixels is taken for one pixel with b^2 times the channels: a stack whose

@@ -1,4 +1,4 @@
-"""A module that shows another one through: it computes what its model computes."""
+"""A wrapper of a model that computes exactly what its model computes."""
 
 from __future__ import annotations
 

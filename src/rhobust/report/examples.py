@@ -1,4 +1,4 @@
-"""Examples for a report: what an attack makes of a few test samples, and how models read the result."""
+"""Examples for a report: a few test samples, attacked, and what the models predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report: what was trained, what was measured of it, and whether the numbers may be compared."""
+"""A report: runs, what was measured of them, and whether the numbers may be compared."""
 
 from __future__ import annotations
 

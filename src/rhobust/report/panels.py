@@ -1,4 +1,4 @@
-"""The figures of a report: one panel each, so that they stay legible at any width, with a value at every point."""
+"""The figures of a report, one panel each, with a value at every point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that make a report's numbers again."""
+"""The commands that make the numbers of a report again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a report: a run with its measurements, and runs that differ in their seed only as one."""
+"""The rows of a report: runs that differ in their seed only are one row."""
 
 from __future__ import annotations
 

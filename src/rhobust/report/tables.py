@@ -1,4 +1,4 @@
-"""The tables of a report, as text: every form of the report shows the same."""
+"""The tables of a report as text, the same in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the paper's section on experiments claims of its figures, and whether the files bear it out."""
+"""The paper's claims about its figures, checked against the result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files say of a method: its errors over the seeds, as a figure draws them and a table prints them."""
+"""Error curves of a method over the seeds, from the result files."""
 
 from __future__ import annotations
 

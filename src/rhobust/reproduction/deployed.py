@@ -1,4 +1,4 @@
-"""The check that figure 5's federation is the same with real processes: the same rounds, in process and deployed.
+"""The check that the federation of figure 5 computes the same in one process and with real processes.
 
 In process the workers' batches are fused into one, which is exact up to rounding; Adam divides a gradient by its size,
 so where one is all but zero, rounding moves a weight. One worker after another there is no such difference to expect.

@@ -1,4 +1,4 @@
-"""What the paper's figures show: on which data, trained how, judged how; in full and on a small slice."""
+"""The experiments of the paper's figures: data, methods and evaluations, in full and on a small slice."""
 
 from __future__ import annotations
 

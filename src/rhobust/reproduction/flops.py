@@ -1,4 +1,4 @@
-"""How much arithmetic a training is, counted from the network itself: a multiplication with its addition is two."""
+"""The arithmetic of a training, counted from the network; a multiplication with its addition counts as two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job done: trained, measured, and told in plain numbers."""
+"""One job: a training, its evaluation, and the numbers of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One card for several processes: NVIDIA's Multi-Process Service lets their kernels run side by side.
+"""NVIDIA's Multi-Process Service, by which several processes share one GPU.
 
 Without it processes on one card take turns, and a step that leaves half of the card idle leaves it idle.
 """

@@ -1,4 +1,4 @@
-"""From the files to what is looked at: figures, and the tables on a page between their marks."""
+"""The page of the reproduction: figures, and tables between their marks."""
 
 from __future__ import annotations
 

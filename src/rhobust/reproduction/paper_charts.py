@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the files alone: means over the seeds, and what lies between the extremes."""
+"""The paper's figures, drawn from the result files: the mean over the seeds and the range."""
 
 from __future__ import annotations
 

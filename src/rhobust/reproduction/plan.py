@@ -1,4 +1,4 @@
-"""Which trainings are to be done: a pure function of what was asked and of what is already there.
+"""The trainings that are left to do, from what was asked and what the files hold.
 
 It is asked again after every training that ends. So what depends on a choice (the run with the knob that did best on
 held-out data) appears once the choice can be made, and going on after an interruption is no case of its own.

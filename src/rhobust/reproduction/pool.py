@@ -1,4 +1,4 @@
-"""Several jobs at a time, each in a process of its own; what ends is told at once, and nobody waits for the slowest."""
+"""Several trainings at a time, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of the command: what is left is done, several jobs at a time, with a bar and a line for each that ends."""
+"""One call of the command: the trainings that are left, with a bar and a line for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that keep every number: one for each figure, and a summary of what it took."""
+"""The result files: one for each figure, and a summary of their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers as tables in Markdown, from the files alone."""
+"""The numbers as Markdown tables, from the result files alone."""
 
 from __future__ import annotations
 

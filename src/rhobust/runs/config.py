@@ -1,4 +1,4 @@
-"""Settings of a training run: read from layers, filled in, and checked all at once."""
+"""The settings of a run: read from layers, filled in, and checked all at once."""
 
 from __future__ import annotations
 

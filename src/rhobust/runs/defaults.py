@@ -1,4 +1,4 @@
-"""Defaults of a run that depend on other settings, on the machine, or on where the command is called."""
+"""Defaults that depend on other settings, on the machine, or on the working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run directory: what was asked, where it ran, what happened, and what came out.
+"""A run directory: settings, environment, metrics, checkpoints and the trained model.
 
     config.toml                 every setting, resolved; `rhobust train --config` takes it back
     environment.json            versions, device, threads, git revision

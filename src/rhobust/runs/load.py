@@ -1,4 +1,4 @@
-"""A trained run as a model again."""
+"""The trained model of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a trained run, kept beside its model: one JSON file for each kind (`KINDS`).
+"""Measurements of a trained run, each kept beside its model as one JSON file (`KINDS`).
 
     evaluation.json       clean and attacked errors, and whether they can be trusted    (`rhobust evaluate`)
     shifts.json           errors under distribution shift                               (`rhobust evaluate --shifts`)

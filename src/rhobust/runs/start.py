@@ -1,4 +1,4 @@
-"""Every training into a run directory starts here, whatever its engine: a new one, or one that goes on."""
+"""The start of every run, new or resumed, central or federated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiled functions and recorded steps: what the mathematics must know of both.
+"""Functions that are compiled inside a recorded step, and whether a step is being recorded.
 
-A compilable function is compiled into a kernel or two where a step is about to be recorded. While work is recorded into a
-CUDA graph, no value can be read back.
+A compilable function becomes a kernel or two where a step is about to be recorded. While work is recorded into a CUDA
+graph, no value can be read back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The console: where lines and tables go, and how they are written."""
+"""The two consoles of the command, and how lines and tables are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a number may depend on besides the settings: versions, the device, the revision of the code."""
+"""The versions, the device and the revision of the code that a result depends on."""
 
 from __future__ import annotations
 

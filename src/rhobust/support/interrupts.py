@@ -1,4 +1,4 @@
-"""Interrupts that wait for a good moment.
+"""Signals that wait until a step is over.
 
 A signal that was ignored when the command began stays so: SIGHUP under nohup, SIGINT in the background of a script.
 """

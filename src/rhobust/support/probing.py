@@ -1,4 +1,4 @@
-"""Passes through a model that leave no trace."""
+"""Forward passes through a model that leave no side effects."""
 
 from __future__ import annotations
 

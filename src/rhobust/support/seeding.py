@@ -1,4 +1,4 @@
-"""The global generators, seeded for a while."""
+"""Global random generators, seeded for the length of a block."""
 
 from __future__ import annotations
 

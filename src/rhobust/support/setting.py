@@ -1,4 +1,4 @@
-"""Settings: fields of a dataclass, each with its help and its check beside it."""
+"""Settings as fields of a dataclass: each declares its help and its check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that name an object and its numbers: `l2`, `lp:1.5`, `elastic-net:0.1,0.2`."""
+"""Component strings such as `l2`, `lp:1.5` and `elastic-net:0.1,0.2`, parsed into objects."""
 
 from __future__ import annotations
 

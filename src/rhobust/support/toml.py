@@ -1,4 +1,4 @@
-"""Settings as text: flat TOML files, and key=value words."""
+"""Settings as text: flat TOML files and key=value words."""
 
 from __future__ import annotations
 

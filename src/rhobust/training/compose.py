@@ -1,4 +1,4 @@
-"""From a method's name to an engine: its objective, its optimizer, and what else a training of it needs."""
+"""The objective, the optimizer and the engine of a method."""
 
 from __future__ import annotations
 

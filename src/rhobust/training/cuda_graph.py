@@ -1,4 +1,4 @@
-"""The engine of one GPU: the eager engine's step, captured in a CUDA graph once and replayed.
+"""The engine of one GPU, which captures the eager step in a CUDA graph and replays it.
 
 At the paper's batch size a step is hundreds of kernels of a few microseconds; launched one by one from Python they
 keep the device waiting most of the time. In bfloat16, where bits are not what is asked for, small kernels are also

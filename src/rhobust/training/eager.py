@@ -1,4 +1,4 @@
-"""The engine of one process: the step as it is, nothing averaged."""
+"""The engine of one process, which takes each step operator by operator."""
 
 from __future__ import annotations
 

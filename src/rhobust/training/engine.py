@@ -1,4 +1,4 @@
-"""The interface of an engine: an engine takes a step, and one loop takes the steps.
+"""The interface of an engine, which takes the steps of a training one at a time.
 
 Engines differ in who computes a step and in what is averaged. None of them knows a formula, a file or a signal.
 """

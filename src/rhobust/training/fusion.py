@@ -1,4 +1,4 @@
-"""Fewer, larger kernels: the model's passes, the maximizer's moves and what is compilable, compiled for recorded steps."""
+"""The compiled model and maximizer of an objective, for recorded steps with fewer kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: it takes the steps of any engine, logs them, saves checkpoints, and stops between two of them."""
+"""The one loop: it takes the steps of an engine, logs them, saves checkpoints and stops between two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who watches a training, or a federation."""
+"""Observers of a training, which see its steps and its warnings."""
 
 from __future__ import annotations
 

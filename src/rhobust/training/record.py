@@ -1,4 +1,4 @@
-"""What one step did, as a line of metrics.jsonl has it."""
+"""The record of one step, as a line of metrics.jsonl holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of a few tensors, recorded as a CUDA graph for each set of shapes that it meets."""
+"""CUDA graphs of a function of tensors, one for each set of shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user should know of a training before it begins, and of its model when it has ended."""
+"""Warnings before a training that cannot do what was asked, and after one that learned nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step's numbers, while they are still on the device and when they are read."""
+"""The numbers of a step, on the device and as they are read."""
 
 from __future__ import annotations
 

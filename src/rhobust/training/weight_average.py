@@ -1,4 +1,4 @@
-"""The weights averaged over the steps: less noise than in the last ones."""
+"""The moving average of the weights (EMA)."""
 
 from __future__ import annotations
 
