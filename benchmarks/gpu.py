@@ -122,9 +122,9 @@ def measured_engine(name: str, size: int, how: str) -> dict[str, Any]:
     found = {"engine_ms": milliseconds(lambda: engine.take(data, 0, 0), steps)}
     if isinstance(engine, CudaGraphEngine):
         engine.flush()
-        graph = engine._graphs.find(data.x, data.y)
-        assert graph is not None
-        found["graph_ms"] = milliseconds(graph.graph.replay, steps)
+        recording = engine._recordings.find(data.x, data.y)
+        assert recording is not None
+        found["graph_ms"] = milliseconds(recording.graph.replay, steps)
     return found
 
 

@@ -32,7 +32,7 @@ from rhobust.training.engine import Engine
 from rhobust.training.fusion import Fusion
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer
-from rhobust.training.recording import Graphs
+from rhobust.training.recording import Recordings
 from rhobust.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")
@@ -147,7 +147,7 @@ def test_captured_is_eager_step_for_step(method: str) -> None:
 
 
 def test_garbage_waits_while_a_step_is_recorded() -> None:
-    """Engines hold themselves in a ring, so their graphs go whenever the collector comes."""
+    """An engine is in a cycle of references, so its recordings are freed whenever the collector runs."""
     gone = graph_engine("erm", Stream(batches(8)))
     train(gone)
     assert gone.captured
@@ -162,11 +162,11 @@ def test_garbage_waits_while_a_step_is_recorded() -> None:
         return 2 * x
 
     complaints: list[str] = []
-    graphs = Graphs(double, torch.device("cuda"), complaints.append)
+    recordings = Recordings(double, torch.device("cuda"), complaints.append)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        found = [graphs.find(torch.ones(3, device="cuda")) for _ in range(5)][-1]
+        found = [recordings.find(torch.ones(3, device="cuda")) for _ in range(5)][-1]
     finally:
         gc.set_threshold(*before)
     assert complaints == []
@@ -347,7 +347,7 @@ def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
     for objective in objectives:
         objective.noise = noise
     captured, eager = Worker(objectives[0], work, said.append), Worker(objectives[1], work)
-    eager._graphs = None
+    eager._recordings = None
     theta_0 = flat(objectives[0].model)
     for number in range(6):
         task = Task(number, theta_0 * (1 - 0.01 * number), 0.5)
@@ -357,7 +357,7 @@ def test_a_worker_s_captured_steps_are_its_eager_ones(noise: float) -> None:
             assert (one.gamma, one.loss) == pytest.approx((other.gamma, other.loss), rel=1e-5)
             taken = [objectives[0].maximizer.on(3 * number + step).gradients for step in range(3)]
             assert one.gradients == other.gradients == sum(taken)
-    assert captured._graphs
+    assert captured._recordings
     assert not said
 
 
@@ -377,7 +377,7 @@ def test_captured_turns_are_eager_turns() -> None:
     for one in (captured, eager):
         one.objective.maximizer = ErrorAscent(steps=(1, 1, 3))
     replayed, launched = train(captured), train(eager)
-    assert sorted({turn for turn, _ in captured._graphs._graphs}) == [0, 2]
+    assert sorted({turn for turn, _ in captured._recordings._recordings}) == [0, 2]
     assert close(captured, eager, 1e-5)
     assert [record.gradients for record in replayed] == [record.gradients for record in launched]
     assert [record.gradients for record in replayed][:6] == [1, 1, 3, 1, 1, 3]

@@ -20,8 +20,7 @@ from rhobust.losses import cross_entropy
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
-from rhobust.training import cuda_graph
-from rhobust.training import recording as graphs
+from rhobust.training import cuda_graph, recording
 from rhobust.training.cuda_graph import CudaGraphEngine
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine
@@ -31,7 +30,7 @@ DRAWS = torch.Generator().manual_seed(0)
 DATA = Samples(torch.rand(80, 4, generator=DRAWS), torch.randint(3, (80,), generator=DRAWS))
 
 
-class Recording:
+class HostRecording:
     """Plays the step with the learning rates of the day it was recorded and looks at no value, as a CUDA graph."""
 
     def __init__(self, engine: CudaGraphEngine, work: Callable[..., Any]) -> None:
@@ -51,20 +50,20 @@ class Recording:
             group["lr"] = rate
 
 
-class Recordings(graphs.Graphs[Any]):
+class HostRecordings(recording.Recordings[Any]):
     @contextmanager
     def warming(self) -> Iterator[None]:
         yield
 
     def _capture(self, batch: Sequence[Tensor], turn: int) -> None:
         engine = self.work.__self__  # type: ignore[attr-defined]
-        self._graphs[turn, graphs._shapes(batch)] = Recording(engine, partial(self.work, turn=turn))  # type: ignore[assignment]
+        self._recordings[turn, recording._shapes(batch)] = HostRecording(engine, partial(self.work, turn=turn))  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)
 def _recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "_stream", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "Graphs", Recordings)
+    monkeypatch.setattr(recording, "_stream", lambda device: None)
+    monkeypatch.setattr(cuda_graph, "Recordings", HostRecordings)
 
 
 def eager(batches: Batches, epochs: int = 1) -> EagerEngine:

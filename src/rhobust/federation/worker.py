@@ -17,7 +17,7 @@ from rhobust.data.samples import Samples
 from rhobust.federation.messages import Task, Upload, flat, flat_gradient, put
 from rhobust.federation.randomness import Stream
 from rhobust.objective import RobustObjective
-from rhobust.training.recording import Graphs
+from rhobust.training.recording import Recordings
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Worker:
         self._start = flat(objective.model)  # theta as it was broadcast
         self._total = torch.zeros_like(self._start)  # the gradients of the local steps so far
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # of E c and of the loss
-        self._graphs = Graphs(self._local_step, device, warn) if device.type == "cuda" else None
+        self._recordings = Recordings(self._local_step, device, warn) if device.type == "cuda" else None
 
     def upload(self, samples: Samples, task: Task, number: int) -> Upload:
         """The answer of worker `number`, who holds these samples."""
@@ -95,13 +95,13 @@ class Worker:
     def take(self, center: Tensor, y: Tensor, step: int) -> int:
         """One local step, the number `step` of all rounds; how many gradients in zeta it took."""
         turn = self.objective.maximizer.turn(step)
-        if self._graphs is None:
+        if self._recordings is None:
             return self._local_step(center, y, turn)
-        graph = self._graphs.find(center, y, turn=turn)
-        if graph is None:
-            with self._graphs.warming():
+        recording = self._recordings.find(center, y, turn=turn)
+        if recording is None:
+            with self._recordings.warming():
                 return self._local_step(center, y, turn)
-        return graph.replay(center, y)
+        return recording.replay(center, y)
 
     def end(self, task: Task, samples: int, gradients: int) -> Upload:
         """Line 6: what the local steps came to."""

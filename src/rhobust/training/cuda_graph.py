@@ -22,7 +22,7 @@ from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine, Warn
 from rhobust.training.fusion import Fusion
 from rhobust.training.record import Record
-from rhobust.training.recording import Graphs, first_line
+from rhobust.training.recording import Recordings, first_line
 from rhobust.training.step import Numbers, diverged, sound
 
 # Steps between two looks at the numbers; each look waits for the device.
@@ -30,7 +30,7 @@ _WINDOW = 64
 
 
 class CudaGraphEngine(Engine):
-    """Replays one graph for each shape of batch; records arrive in bunches.
+    """Replays one recording for each shape of batch; records arrive in bunches.
 
     What cannot be captured (an optimizer that counts its steps on the host, a model that reads values back) is run
     eagerly, and a warning says why. A value that is not finite is noticed with its bunch: the weights go back to where
@@ -42,7 +42,7 @@ class CudaGraphEngine(Engine):
         self.epochs, self.epoch_steps, self.total = eager.epochs, eager.epoch_steps, eager.total
         self._warn: Warn = lambda message: None
         self._fusion = None if eager.precision == torch.float32 else Fusion(self.objective)
-        self._graphs = Graphs(
+        self._recordings = Recordings(
             self._recorded,
             self.objective.gamma.device,
             lambda message: self._warn(message),
@@ -57,7 +57,7 @@ class CudaGraphEngine(Engine):
     @property
     def captured(self) -> bool:
         """Whether steps are being replayed."""
-        return bool(self._graphs)
+        return bool(self._recordings)
 
     def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
         self._warn = warn
@@ -68,8 +68,8 @@ class CudaGraphEngine(Engine):
         """One training step; the records that are ready."""
         self._notice_rates()
         tensors = self._tensors(batch)
-        graph = self._graphs.find(*tensors, turn=self.objective.maximizer.turn(step))
-        if graph is None:
+        recording = self._recordings.find(*tensors, turn=self.objective.maximizer.turn(step))
+        if recording is None:
             records = self.flush()
             try:
                 return [*records, self._eagerly(batch, step, epoch)]
@@ -79,7 +79,7 @@ class CudaGraphEngine(Engine):
         self._check(batch)
         if not self._pending:
             self._before = [part.detach().clone() for part in self._parts()]
-        numbers = graph.replay(*tensors)
+        numbers = recording.replay(*tensors)
         self.eager.follow()
         self._pending.append(Numbers(step, epoch, numbers.values.clone(), numbers.gradients))
         return self.flush() if len(self._pending) == _WINDOW else []
@@ -125,7 +125,7 @@ class CudaGraphEngine(Engine):
 
     def _eagerly(self, batch: Batch, step: int, epoch: int) -> Record:
         before = self._versions()
-        with self._graphs.warming():
+        with self._recordings.warming():
             try:
                 with self._fused(batch):
                     return self.eager.take(batch, step, epoch)
@@ -155,7 +155,7 @@ class CudaGraphEngine(Engine):
         A run that is resumed with such a last one fuses what it would have fused.
         """
         size = self.eager.batches.full
-        full = self._graphs.is_first(*self._tensors(batch)) if size is None else len(batch.x) == size
+        full = self._recordings.is_first(*self._tensors(batch)) if size is None else len(batch.x) == size
         return self._fusion.applied() if self._fusion and full else nullcontext()
 
     def _notice_rates(self) -> None:
@@ -173,7 +173,7 @@ class CudaGraphEngine(Engine):
             for group in self.eager.optimizer.param_groups
         ]
         if rates != self._rates:
-            self._graphs.forget()
+            self._recordings.forget()
             self._rates = rates
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of a function of tensors, one for each set of shapes."""
+"""Recordings of a function of tensors as CUDA graphs, one for each set of shapes."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ T = TypeVar("T")
 _Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
-class Graph(Generic[T]):
-    """A function for one shape of batch: what it reads, what it leaves, and the recording between them."""
+class Recording(Generic[T]):
+    """A function recorded for one shape of batch as a CUDA graph, with the tensors that it reads and writes."""
 
     def __init__(
         self,
         work: Callable[..., T],
         batch: Sequence[Tensor],
         stream: torch.cuda.Stream,
-        beside: Graph[T] | None = None,
+        other: Recording[T] | None = None,
     ) -> None:
         self.batch = [part.clone() for part in batch]
         self.graph = torch.cuda.CUDAGraph()
-        # Replays come one after the other, and nothing that one leaves behind is read after the next.
-        pool = None if beside is None else beside.graph.pool()
+        # Recordings share memory: they are replayed one after the other, and no result is read after the next replay.
+        pool = None if other is None else other.graph.pool()
         # thread_local: a loader's thread may go on copying batches to the device meanwhile.
         with _uncollected(), torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
             self.result = work(*self.batch)
 
     def replay(self, *batch: Tensor) -> T:
-        """Do it again, for this batch; what it leaves, its result too, the next replay of any graph may write over."""
-        for part, other in zip(self.batch, batch, strict=True):
-            part.copy_(other)
+        """Run it for this batch. The next replay of any recording may overwrite the result."""
+        for part, new in zip(self.batch, batch, strict=True):
+            part.copy_(new)
         self.graph.replay()
         return self.result
 
 
-class Graphs(Generic[T]):
-    """The graphs of one function, `work(batch..., turn)`, on tensors that stay where they are.
+class Recordings(Generic[T]):
+    """The recordings of one function, `work(batch..., turn)`, on tensors that keep their memory.
 
-    What it does may depend on the turn, a number besides the tensors; each has graphs of its own.
+    The function may depend on the turn, a number besides the tensors; each turn has its own recordings.
 
-    What cannot be captured (because of an `obstacle` known beforehand, or as the attempt shows) has no graph, and
-    `warn` hears why.
+    A function that cannot be captured (because of an `obstacle` known beforehand, or because the attempt fails) has no
+    recording, and `warn` is called with the reason.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Graphs(Generic[T]):
         self._stream = _stream(device)
         self._captures = True
         self._seen: Counter[tuple[int, _Shapes]] = Counter()
-        self._graphs: dict[tuple[int, _Shapes], Graph[T]] = {}
+        self._recordings: dict[tuple[int, _Shapes], Recording[T]] = {}
 
     def __bool__(self) -> bool:
         """Whether there is one."""
-        return bool(self._graphs)
+        return bool(self._recordings)
 
-    def find(self, *batch: Tensor, turn: int = 0) -> Graph[T] | None:
-        """The graph of this shape of batch; none before it is warm, or where it cannot be captured."""
+    def find(self, *batch: Tensor, turn: int = 0) -> Recording[T] | None:
+        """The recording for this shape of batch; none before it is warm, or where it cannot be captured."""
         kind = turn, _shapes(batch)
-        if self._captures and kind not in self._graphs and self._seen[kind] == _WARM_UP:
+        if self._captures and kind not in self._recordings and self._seen[kind] == _WARM_UP:
             self._capture(batch, turn)
         self._seen[kind] += 1
-        return self._graphs.get(kind)
+        return self._recordings.get(kind)
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ class Graphs(Generic[T]):
 
     def forget(self) -> None:
         """What was recorded does not hold any more: every shape of batch is warmed and recorded again."""
-        self._graphs.clear()
+        self._recordings.clear()
         self._seen = Counter(dict.fromkeys(self._seen, 0))
 
     def is_first(self, *batch: Tensor) -> bool:
@@ -101,12 +101,12 @@ class Graphs(Generic[T]):
         if self.obstacle is None:
             generator = torch.cuda.default_generators[batch[0].device.index]
             before = generator.clone_state()
-            other = next(iter(self._graphs.values()), None)
+            work, other = partial(self.work, turn=turn), next(iter(self._recordings.values()), None)
             try:
-                self._graphs[turn, _shapes(batch)] = Graph(partial(self.work, turn=turn), batch, self._stream, other)
+                self._recordings[turn, _shapes(batch)] = Recording(work, batch, self._stream, other)
             except RuntimeError as problem:
                 self.obstacle = first_line(problem)
-                generator.graphsafe_set_state(before)  # the other one waits forever for the capture to end
+                generator.graphsafe_set_state(before)  # the current one waits forever for the capture to end
         if self.obstacle is not None:
             self._captures = False
             self.warn(f"the steps are launched one by one, not captured in a CUDA graph: {self.obstacle}")
@@ -114,7 +114,7 @@ class Graphs(Generic[T]):
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Garbage waits: with an engine that is gone go its graphs, and none may go while another one is recorded."""
+    """Garbage waits: collecting an engine frees its CUDA graphs, and none may be freed while another is recorded."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -126,7 +126,7 @@ def _uncollected() -> Iterator[None]:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all graphs: the matrix libraries keep tens of megabytes for every stream that they have seen."""
+    """One for all recordings: the matrix libraries keep tens of megabytes for every stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
