@@ -1,21 +1,24 @@
-"""rhobust: models that hold up everywhere inside a Wasserstein ball of radius rho around the data.
+"""rhobust: models that stay accurate everywhere inside a Wasserstein ball of radius rho around the data.
 
-Three lines around a training loop (`RobustObjective`, `ProximalOptimizer`), one call (`fit`), or the command
-`rhobust`. Costs, regularizers and maximizers live in `rhobust.costs`, `rhobust.regularizers` and `rhobust.ascent`.
+Three lines around a training loop (`RobustObjective`, `ProximalOptimizer`), the verbs (`fit`, `evaluate`, `certify`,
+`load`, `methods`), or the command `rhobust`. Costs, regularizers, maximizers and data live in `rhobust.costs`,
+`rhobust.regularizers`, `rhobust.ascent` and `rhobust.data`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rhobust import ascent, costs, errors, regularizers
-from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
-from rhobust.method import Method, methods
-from rhobust.objective import RobustObjective, Surrogate
-from rhobust.optim import ProximalOptimizer
-from rhobust.regularizers import L1
 from rhobust.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from rhobust import ascent, costs, data, errors, memory, regularizers
     from rhobust.certificates.certify import certify
+    from rhobust.evaluation.evaluate import evaluate
+    from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
+    from rhobust.method import Method, methods
+    from rhobust.objective import RobustObjective, Surrogate
+    from rhobust.optim import ProximalOptimizer
+    from rhobust.regularizers import L1
     from rhobust.runs.load import load
     from rhobust.training.fit import fit
 
@@ -32,28 +35,36 @@ __all__ = [
     "ascent",
     "certify",
     "costs",
+    "data",
     "errors",
+    "evaluate",
     "fit",
     "load",
+    "memory",
     "methods",
     "regularizers",
 ]
 
+# Where a name is found when it is first used: `rhobust --help` needs no torch, and the mathematics nothing else.
+_HOMES = {
+    "certificates.certify": ["certify"],
+    "evaluation.evaluate": ["evaluate"],
+    "gamma_rules": ["AdamGamma", "FixedGamma", "Multiplicative", "ProjectedGradient"],
+    "method": ["Method", "methods"],
+    "objective": ["RobustObjective", "Surrogate"],
+    "optim": ["ProximalOptimizer"],
+    "regularizers": ["L1"],
+    "runs.load": ["load"],
+    "training.fit": ["fit"],
+}
+
 
 def __getattr__(name: str) -> object:
-    """`certify`, `fit` and `load` on first use: the mathematics above needs torch alone."""
-    if name == "certify":
-        from rhobust.certificates.certify import certify
-
-        return certify
-    if name == "fit":
-        from rhobust.training.fit import fit
-
-        return fit
-    if name == "load":
-        from rhobust.runs.load import load
-
-        return load
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"rhobust.{home}"), name)
+    if name in __all__:
+        return import_module(f"rhobust.{name}")
     raise AttributeError(f"module 'rhobust' has no attribute '{name}'")
 
 

@@ -2,48 +2,84 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from typing import Annotated
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-import rhobust
-from rhobust.commands.audit import audit
-from rhobust.commands.certify import certify
-from rhobust.commands.demo import demo
-from rhobust.commands.evaluate import evaluate
-from rhobust.commands.federate import federate
-from rhobust.commands.federation import federation
-from rhobust.commands.methods import methods
-from rhobust.commands.options import SETTINGS_AS_WORDS
-from rhobust.commands.radius import radius
-from rhobust.commands.report import report
-from rhobust.commands.reproduce import reproduce
-from rhobust.commands.train import train
-from rhobust.errors import RhobustError
+from rhobust.errors import ConfigError, RhobustError, unknown
 from rhobust.support.console import OUT, say
+from rhobust.support.version import __version__
+
+# Each is a function, or a group of commands, in the module of its name.
+_COMMANDS = (
+    *("train", "federate", "evaluate", "certify", "audit", "radius", "report", "reproduce", "methods", "demo"),
+    "federation",
+)
+
+
+class _Commands(TyperGroup):
+    """The commands. Most need torch, which takes a second to import, so a list of them imports none."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What a list shows of a command."""
+        return TyperCommand(cmd_name, help=_summary(cmd_name)) if cmd_name in _COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called."""
+        name, *rest = args
+        if name in _COMMANDS:
+            return name, _command(name), rest
+        if name.startswith("-"):  # an option: the error is the parser's
+            return super().resolve_command(ctx, args)
+        raise ConfigError([unknown("command", name, _COMMANDS)])
+
+
+def _summary(name: str) -> str:
+    """The first line of its docstring; a group of commands is described by its module's."""
+    module = ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    return (ast.get_docstring(functions.get(name, module)) or "").partition("\n")[0]
+
+
+def _command(name: str) -> Any:
+    module = import_module(f"rhobust.commands.{name}")
+    command = getattr(module, name)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, context_settings=getattr(command, "context_settings", None))(command)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
-    help="Train PyTorch models that hold up everywhere inside a Wasserstein ball around the data.",
+    cls=_Commands,
+    help="Train PyTorch models that stay accurate when test inputs are shifted or attacked.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, federate, evaluate, certify, audit, radius, report, reproduce, methods, demo):
-    app.command(context_settings=SETTINGS_AS_WORDS if command in (train, federate) else None)(command)
-app.add_typer(federation, name="federation")
 
 
 def _version(asked: bool) -> None:
     if asked:
-        say(OUT, f"rhobust {rhobust.__version__}, torch {torch.__version__}")
+        say(OUT, f"rhobust {__version__}, torch {version('torch')}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and exit.")
+    ] = False,
 ) -> None:
     """Options that come before any command."""
 

@@ -1,4 +1,4 @@
-"""The command `rhobust federation`."""
+"""Train across machines whose data never leave them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fed = Annotated[Path, typer.Argument(metavar="FED", help="Directory made by `ini
 OneSite = Annotated[str | None, typer.Option("--site", help="One party only: server, site-1, ... Default: all.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that a site has to answer in a round.")]
 
-federation = typer.Typer(help="Train across machines whose data never leave them.", no_args_is_help=True)
+federation = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
 _DEMO = {"method": "drfl", "radius": 2.0, "rounds": 200, "evaluate_every": 100, "threads": 1, "checkpoint_every": 50}
 _DEMO_SITES = 3

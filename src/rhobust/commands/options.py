@@ -17,7 +17,6 @@ from rhobust.runs.config import Config
 from rhobust.support.setting import settings_of
 from rhobust.support.toml import typed
 
-SETTINGS_AS_WORDS = {"ignore_unknown_options": True}  # they arrive among the words, where `_words` says what they are
 _KNOWN = {**settings_of(Config), **settings_of(Federation)}
 
 Command = Callable[..., None]
@@ -66,6 +65,8 @@ def settings_as_options(*keys: str, usual: Mapping[str, Any] | None = None) -> C
         for name, parameter in signature.parameters.items():
             parameters += [_option(key, usual or {}) for key in keys] if name == "given" else [parameter]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        # Unknown options arrive among the words, where `_words` says what they are.
+        command.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
         return command
 
     return decorate

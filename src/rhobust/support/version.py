@@ -1,3 +1,3 @@
-"""The version of the library, read from its installed metadata."""
+"""The version of the library, which `pyproject.toml` reads here."""
 
 __version__ = "0.1.0"
