@@ -56,9 +56,7 @@ def test_the_list_has_the_first_line_of_every_command() -> None:
 
 
 def test_an_unknown_command_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(
-        ConfigError, match=r"unknown command 'trian' \(did you mean 'train'\?\); known: train, federate"
-    ):
+    with pytest.raises(ConfigError, match=r"did you mean .train.*known: train, federate"):
         CliRunner().invoke(app, ["trian"], catch_exceptions=False)
 
 
