@@ -143,7 +143,7 @@ def test_wrong_settings_are_one_error_and_leave_no_directory(tmp_path: Path) -> 
         "needs 5 uploads, but only 2",
         "unknown partition 'moon'",
         "liars must be at least 0 and fewer than the 4 workers",
-        "unknown lie 'white'",
+        "unknown byzantine_attack 'white'",
         "unknown weights 'heavy'",
         "quorum is 3, but only 2",
         "momentum belongs to the optimizer sgd",

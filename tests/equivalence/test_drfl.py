@@ -211,8 +211,8 @@ def test_equal_minibatches_are_one_batch(setting: Setting, asked: slice, options
     ("setting", "options"),
     [
         (Setting(), {"fuse": False}),
-        (Setting(), {"liars": 1}),
-        (Setting(), {"liars": 1, "how": "label-flip"}),
+        (Setting(), {"byzantine": 1}),
+        (Setting(), {"byzantine": 1, "attack": "label-flip"}),
         (Setting(sizes=[12, 5, 12, 12]), {}),
         (Setting(weighted=True), {}),
         (Setting(work=LocalSteps(8, steps=2, seed=3)), {}),
@@ -221,11 +221,11 @@ def test_equal_minibatches_are_one_batch(setting: Setting, asked: slice, options
         (RANDOM, {}),
     ],
 )
-def test_whatever_is_not_one_batch_goes_worker_by_worker(setting: Setting, options: dict[str, Any]) -> None:
-    """And then the round is the literal one: everyone's own upload, then the server's step."""
+def test_what_is_not_one_batch_goes_worker_by_worker(setting: Setting, options: dict[str, Any]) -> None:
+    """Then the round is the literal one: each worker's own upload, then the server's step."""
     expected = [min(8, size) for size in setting.sizes for _ in range(setting.work.steps)]
     assert batches(setting, **options) == expected
-    if not options.get("liars"):
+    if not options.get("byzantine"):
         server = setting.server()
         answered(server, [f"worker-{k}" for k in range(1, 5)], setting.uploads(server.task()))
         assert torch.equal(theta_gamma(server), federated(setting, 1, **options))
@@ -375,7 +375,7 @@ def _local_sgd(model: nn.Module, own: Samples, work: LocalSteps, number: int, wo
 
 
 def test_a_worker_s_answer_depends_on_the_task_alone() -> None:
-    """Whatever its model held before, and whoever was asked before."""
+    """Whatever its model held before, and whichever workers were asked before."""
     setting = Setting()
     workers, task = setting.simulation(), setting.server().task()
     before = workers.ask(task, workers.names)
@@ -386,7 +386,7 @@ def test_a_worker_s_answer_depends_on_the_task_alone() -> None:
     assert all(_same(before[name], after[name]) for name in names)
 
 
-def test_liars_lie_as_their_name_says_about_theta_and_gamma_and_the_honest_do_not() -> None:
+def test_byzantine_workers_attack_theta_and_gamma_as_named_and_honest_workers_are_unchanged() -> None:
     setting = Setting()
     task, truth = setting.server().task(), setting.uploads(setting.server().task())
     *honest, last = list(truth)
@@ -399,12 +399,12 @@ def test_liars_lie_as_their_name_says_about_theta_and_gamma_and_the_honest_do_no
             setting.engine().objective, turned[3][setting.work.chosen(12, 0, 3)], task.theta, task.gamma
         ),
     }
-    for how, (theta, gamma) in expected.items():
-        workers = setting.simulation(liars=1, how=how)
+    for attack, (theta, gamma) in expected.items():
+        workers = setting.simulation(byzantine=1, attack=attack)
         found = workers.ask(task, workers.names)
         assert all(_same(found[name], truth[name]) for name in honest)
-        told = found[last]
-        assert isinstance(told, Upload)
-        assert away(told.theta, theta) < 1e-12
-        assert told.gamma == pytest.approx(gamma, rel=1e-12)
-        assert away(told.theta, truth[last].theta) > 0.1
+        attacked = found[last]
+        assert isinstance(attacked, Upload)
+        assert away(attacked.theta, theta) < 1e-12
+        assert attacked.gamma == pytest.approx(gamma, rel=1e-12)
+        assert away(attacked.theta, truth[last].theta) > 0.1

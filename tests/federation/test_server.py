@@ -318,10 +318,10 @@ def test_a_state_taken_and_put_back_goes_on_bit_for_bit() -> None:
     assert same(snapshot(straight), snapshot(fresh))
 
 
-def test_a_liar_never_sees_the_server_s_model() -> None:
+def test_a_byzantine_worker_never_sees_the_server_s_model() -> None:
     """The workers' objective is another: what they do to it stays with them."""
     setting = Setting()
-    server, workers = setting.server(), setting.simulation(liars=1)
+    server, workers = setting.server(), setting.simulation(byzantine=1)
     before = theta_gamma(server)
     workers.ask(server.task(), workers.names)
     assert torch.equal(theta_gamma(server), before)

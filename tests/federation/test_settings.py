@@ -10,7 +10,7 @@ from rhobust.data.catalog import load_data
 from rhobust.data.partitions import PARTITIONS
 from rhobust.errors import ConfigError
 from rhobust.federation.aggregators import AGGREGATORS
-from rhobust.federation.byzantine import LIARS
+from rhobust.federation.byzantine import BYZANTINE_ATTACKS
 from rhobust.federation.settings import Federation
 from rhobust.method import FEDERATED, methods
 from rhobust.runs.build import federation_of, server_of, work_of
@@ -83,9 +83,9 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ({"liars": -1}, "liars must be at least 0 and fewer than the 10 workers, not -1"),
         (
             {"lie": "sign-flop"},
-            f"unknown lie 'sign-flop' (did you mean 'sign-flip'?); known: {', '.join(LIARS)}",
+            f"unknown byzantine_attack 'sign-flop' (did you mean 'sign-flip'?); known: {', '.join(BYZANTINE_ATTACKS)}",
         ),
-        ({"lie": "noise:-1"}, "lie 'noise:-1': the strength must be a finite number > 0"),
+        ({"lie": "noise:-1"}, "byzantine_attack 'noise:-1': the strength must be a finite number > 0"),
         ({"aggregator": "mode"}, f"unknown aggregator 'mode'; known: {', '.join(AGGREGATORS)}"),
         ({"aggregator": "trimmed-mean:1.5"}, "the number of liars must be a whole number, not 1.5"),
         (

@@ -12,7 +12,7 @@ from rhobust.data.catalog import DATA
 from rhobust.data.partitions import PARTITIONS
 from rhobust.errors import ConfigError
 from rhobust.federation.aggregators import AGGREGATORS
-from rhobust.federation.byzantine import LIARS
+from rhobust.federation.byzantine import BYZANTINE_ATTACKS
 from rhobust.federation.settings import Federation
 from rhobust.gamma_rules import GAMMA_RULES, AdamGamma
 from rhobust.method import methods
@@ -183,7 +183,7 @@ def test_the_settings_file_of_a_run_is_read_and_written_as_it_is(tmp_path: Path)
 def test_every_setting_has_a_help_that_is_whole() -> None:
     tables: dict[str, Any] = {
         **{"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "cost": COSTS, "regularizer": REGULARIZERS},
-        **{"gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "lie": LIARS, "partition": PARTITIONS},
+        **{"gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "lie": BYZANTINE_ATTACKS, "partition": PARTITIONS},
         "aggregator": [name for name in AGGREGATORS if not name.startswith("clipped-")],
     }
     settings = {**settings_of(Config), **settings_of(Federation)}

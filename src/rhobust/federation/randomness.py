@@ -13,7 +13,7 @@ class Stream(IntEnum):
     PARTICIPANTS = 1
     MINIBATCH = 2
     ASCENT = 3
-    LIES = 4
+    BYZANTINE = 4
 
     def draws(self, seed: int, *place: int) -> np.random.Generator:
         """The stream at one place, such as (round, worker): the same whenever and wherever it is asked for."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from rhobust.data.partitions import PARTITIONS, find_partition
 from rhobust.federation.aggregators import Aggregator, Mean, find_aggregator
-from rhobust.federation.byzantine import LIARS, find_lie
+from rhobust.federation.byzantine import BYZANTINE_ATTACKS, find_byzantine_attack
 from rhobust.method import FEDERATED
 from rhobust.support.setting import accepted_by, one_of, positive, problems_by_key, setting
 
@@ -55,8 +55,8 @@ class Federation:
     liars: int = setting(0, "Number of simulated Byzantine workers.")
     lie: str = setting(
         "sign-flip",
-        f"Attack of the Byzantine workers: {', '.join(LIARS)}; append :STRENGTH to set its strength.",
-        accepted_by(find_lie),
+        f"Attack of the Byzantine workers: {', '.join(BYZANTINE_ATTACKS)}; append :STRENGTH to set its strength.",
+        accepted_by(find_byzantine_attack),
     )
     evaluate_every: int | None = setting(
         None, "Number of rounds between two measurements of the test error.", positive, usual="never"

@@ -1,7 +1,7 @@
 """Workers in one process: slices of one data set, honest or Byzantine.
 
-Where the workers' minibatches are equal and are averaged, they are one batch that was cut up only to be put together
-again: one pass over the whole batch gives the same gradient (up to rounding) at the speed of central training.
+If the workers' minibatches have equal sizes and their gradients are averaged, one pass over all of them as one batch
+gives the same gradient (up to rounding) at the speed of central training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rhobust.data.samples import Samples
 from rhobust.federation.aggregators import Mean
-from rhobust.federation.byzantine import flipped, lie
+from rhobust.federation.byzantine import byzantine_uploads, flipped
 from rhobust.federation.federated_engine import Workers
 from rhobust.federation.messages import Aggregate, Task, Upload
 from rhobust.federation.randomness import Stream
@@ -28,7 +28,8 @@ from rhobust.training.record import RoundRecord
 class Simulation(Workers):
     """Workers of one process. They share one model: memory does not grow with their number beyond their data.
 
-    The last `liars` of them lie, in the way of `liars.LIARS` named by `how`. `fuse` allows one batch for all.
+    The last `byzantine` of them are Byzantine; `attack` names theirs in `BYZANTINE_ATTACKS`, as in `sign-flip:4`.
+    `fuse` allows one batch for all workers.
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class Simulation(Workers):
         work: LocalSteps,
         *,
         classes: int,
-        liars: int = 0,
-        how: str = "sign-flip",
+        byzantine: int = 0,
+        attack: str = "sign-flip",
         fuse: bool = True,
     ) -> None:
         digits = len(str(len(shares)))
@@ -52,25 +53,25 @@ class Simulation(Workers):
         self.objective, self.work = objective, work
         self._warn: Warn = lambda message: None
         self._worker = Worker(objective, work, lambda message: self._warn(message))
-        self.classes, self.liars, self.how, self.fuse = classes, liars, how, fuse
+        self.classes, self.byzantine, self.attack, self.fuse = classes, byzantine, attack, fuse
 
     def prepare(self, warn: Warn) -> None:
         self._warn = warn
 
     def round(self, server: Server, asked: Sequence[str]) -> RoundRecord:
-        """One batch where that is exact, else one worker after another."""
+        """All workers as one batch if that is exact, else one worker after another."""
         return self._fused(server, asked) if self._is_one_batch(server, asked) else super().round(server, asked)
 
     def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
-        """Every worker's own gradient; liars see those of the honest before they answer."""
-        uploads = {name: self._upload(task, self.number(name)) for name in asked}
-        lying = [name for name in asked if self._lies(self.number(name))]
-        return uploads | self._lied(uploads, lying, task) if lying else uploads
+        """Every worker's own gradient; Byzantine workers know the honest uploads before they send theirs."""
+        uploads = {name: self._upload(task, self.number(name)) for name in asked}  # Alg. 3, line 2
+        attackers = [name for name in asked if self._is_byzantine(self.number(name))]
+        return uploads | self._attacked(uploads, attackers, task) if attackers else uploads
 
     def _is_one_batch(self, server: Server, asked: Sequence[str]) -> bool:
         sizes = {min(len(self._own(self.number(name))), self.work.batch_size) for name in asked}
-        plain = self.fuse and not self.liars and self.work.steps == 1 and not server.weighted
-        # Drawn inside the step, which has one stream for all.
+        plain = self.fuse and not self.byzantine and self.work.steps == 1 and not server.weighted
+        # A step draws from one random stream, and each worker must draw from its own.
         random = self.objective.maximizer.random_start or _draws(self.objective.model)
         return plain and not random and isinstance(server.aggregator, Mean) and len(sizes) == 1
 
@@ -103,30 +104,32 @@ class Simulation(Workers):
 
     def _upload(self, task: Task, number: int) -> Upload:
         own = self._own(number)
-        if self._lies(number) and self.how == "label-flip":
+        if self._is_byzantine(number) and self.attack == "label-flip":
             own = Samples(own.x, flipped(own.y, self.classes))
         return self._worker.upload(own, task, number)
 
-    def _lies(self, number: int) -> bool:
-        return number >= len(self.names) - self.liars
+    def _is_byzantine(self, number: int) -> bool:
+        return number >= len(self.names) - self.byzantine
 
-    def _lied(self, uploads: Mapping[str, Upload], lying: Sequence[str], task: Task) -> dict[str, Upload]:
-        """Lies about theta's gradient and, in the same way, about gamma's."""
-        own = [uploads[name] for name in lying]
-        honest = [upload for name, upload in uploads.items() if name not in lying]
+    def _attacked(self, uploads: Mapping[str, Upload], attackers: Sequence[str], task: Task) -> dict[str, Upload]:
+        """The Byzantine workers' uploads; theta's gradient and gamma's are attacked in the same way."""
+        own = [uploads[name] for name in attackers]
+        honest = [upload for name, upload in uploads.items() if name not in attackers]
         device = own[0].theta.device
-        draws = torch.Generator(device).manual_seed(Stream.LIES.seed(self.work.seed, task.round))
+        draws = torch.Generator(device).manual_seed(Stream.BYZANTINE.seed(self.work.seed, task.round))
 
-        def told(what: Callable[[Upload], Tensor]) -> Tensor:
-            liars = torch.stack([what(upload) for upload in own])
-            others = torch.stack([what(upload) for upload in honest]) if honest else liars[:0]
-            return lie(self.how, others, liars, len(uploads), draws)
+        def uploaded(part: Callable[[Upload], Tensor]) -> Tensor:
+            theirs = torch.stack([part(upload) for upload in own])
+            others = torch.stack([part(upload) for upload in honest]) if honest else theirs[:0]
+            return byzantine_uploads(self.attack, others, theirs, len(uploads), draws)
 
-        theta = told(lambda upload: upload.theta)
-        gamma = told(lambda upload: torch.tensor([upload.gamma], dtype=torch.float64, device=device))
-        return {name: replace(uploads[name], theta=theta[i], gamma=float(gamma[i, 0])) for i, name in enumerate(lying)}
+        theta = uploaded(lambda upload: upload.theta)
+        gamma = uploaded(lambda upload: torch.tensor([upload.gamma], dtype=torch.float64, device=device))
+        return {
+            name: replace(uploads[name], theta=theta[i], gamma=float(gamma[i, 0])) for i, name in enumerate(attackers)
+        }
 
 
 def _draws(model: nn.Module) -> bool:
-    """Whether its passes in training take random numbers, as far as torch's own modules tell."""
+    """Whether its training passes draw random numbers, judged by torch's own modules."""
     return any(isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) for module in model.modules())

@@ -113,6 +113,6 @@ def simulation_of(config: Config, data: DataSet, device: torch.device) -> Simula
         [share.to(device) for share in partition(settings.partition, data.train.y, settings.workers, config.seed)],
         work_of(config),
         classes=data.classes,
-        liars=settings.liars,
-        how=settings.lie,
+        byzantine=settings.liars,
+        attack=settings.lie,
     )
