@@ -458,6 +458,6 @@ def test_a_party_that_is_not_here_is_named_with_those_that_are(kits: Kits) -> No
 
 
 def test_the_coordinator_s_log_has_every_warning(caplog: pytest.LogCaptureFixture) -> None:
-    message = "round 3: 1 of 2 workers answered usefully, 2 are needed (site-2: no answer); asking site-3 instead"
+    message = "round 3: 1 of 2 workers sent a valid upload, 2 are needed (site-2: no answer); asking site-3 instead"
     coordinator_module._Log().warned(message)
     assert [record.getMessage() for record in caplog.records] == [message]

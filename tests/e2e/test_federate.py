@@ -255,7 +255,7 @@ def test_a_run_killed_and_resumed_by_the_command_has_the_same_bytes(tmp_path: Pa
 def test_a_lost_quorum_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     """Two lies about gamma are seen through at once, and four are not the five that were asked for."""
     settings = {**COMMON, "method": "drfl-loss", "radius": 1e-3, "liars": 2, "lie": "sign-flip:9", "quorum": 5}
-    with pytest.raises(QuorumLost, match=r"4 of 6 workers answered usefully, 5 are needed .*is above rho"):
+    with pytest.raises(QuorumLost, match=r"4 of 6 workers sent a valid upload, 5 are needed .*is above rho"):
         train_run(tmp_path / "run", Config.resolve(settings))
     run = Run.find(tmp_path / "run")
     assert not run.finished

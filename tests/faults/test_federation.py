@@ -170,7 +170,7 @@ def test_a_killed_site_is_left_out_at_no_cost_and_comes_back_and_too_few_are_a_s
     assert process.returncode == 1
     assert "site-1 was dropped: no answer within 4 s" in said
     assert "site-1 came back" in said
-    assert "0 of 2 workers answered usefully, 1 are needed (site-1: no answer" in said
+    assert "0 of 2 workers sent a valid upload, 1 are needed (site-1: no answer" in said
     assert f"--resume {run}" in said
     newest = sorted((run / "checkpoints").iterdir())[-1]
     assert newest.name == f"step-{len(lines(run)):09d}.safetensors"

@@ -48,19 +48,19 @@ def literal_median(vectors: Tensor, weights: Tensor) -> list[float]:
     return [of(list(zip(values, weights.tolist(), strict=True))) for values in vectors.T.tolist()]
 
 
-def literal_trimmed_mean(vectors: Tensor, weights: Tensor, liars: int) -> list[float]:
+def literal_trimmed_mean(vectors: Tensor, weights: Tensor, byzantine: int) -> list[float]:
     found = []
     for values in vectors.T.tolist():
-        rest = sorted(zip(values, weights.tolist(), strict=True))[liars : len(values) - liars]
+        rest = sorted(zip(values, weights.tolist(), strict=True))[byzantine : len(values) - byzantine]
         found.append(sum(v * w for v, w in rest) / sum(w for _, w in rest))
     return found
 
 
-def literal_multi_krum(vectors: Tensor, weights: Tensor, liars: int, keep: int) -> Tensor:
+def literal_multi_krum(vectors: Tensor, weights: Tensor, byzantine: int, keep: int) -> Tensor:
     scores = []
     for k, v in enumerate(vectors):
         others = sorted(float((v - other).square().sum()) for j, other in enumerate(vectors) if j != k)
-        scores.append(sum(others[: len(vectors) - liars - 2]))
+        scores.append(sum(others[: len(vectors) - byzantine - 2]))
     kept = sorted(range(len(vectors)), key=scores.__getitem__)[:keep]
     return (weights[kept, None] * vectors[kept]).sum(0) / weights[kept].sum()
 
@@ -82,13 +82,13 @@ def test_every_rule_is_its_literal_definition(seed: int) -> None:
     vectors = draw(9, 4, seed).mul(2).round()  # with many ties
     weights = torch.randint(1, 5, (9,), generator=torch.Generator().manual_seed(seed)).double()
     assert Median()(vectors, weights).tolist() == literal_median(vectors, weights)
-    for liars in range(5):
-        found = TrimmedMean(liars)(vectors, weights).tolist()
-        assert found == pytest.approx(literal_trimmed_mean(vectors, weights, liars))
+    for byzantine in range(5):
+        found = TrimmedMean(byzantine)(vectors, weights).tolist()
+        assert found == pytest.approx(literal_trimmed_mean(vectors, weights, byzantine))
     vectors = draw(9, 4, seed)  # without
-    for liars, keep in ((0, None), (1, None), (3, None), (3, 1), (2, 5)):
-        expected = literal_multi_krum(vectors, weights, liars, 9 - liars if keep is None else keep)
-        torch.testing.assert_close(MultiKrum(liars, keep)(vectors, weights), expected)
+    for byzantine, keep in ((0, None), (1, None), (3, None), (3, 1), (2, 5)):
+        expected = literal_multi_krum(vectors, weights, byzantine, 9 - byzantine if keep is None else keep)
+        torch.testing.assert_close(MultiKrum(byzantine, keep)(vectors, weights), expected)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -161,7 +161,7 @@ def test_more_steps_come_nearer_and_accuracy_ends_them() -> None:
     assert 1e-7 < loose < 1e-1
 
 
-def test_no_liars_means_the_mean() -> None:
+def test_without_byzantine_workers_every_rule_is_the_mean() -> None:
     vectors, weights = draw(6, 50), torch.arange(1, 7)
     mean = (weights[:, None] / weights.sum() * vectors).sum(0)
     for rule in (Mean(), TrimmedMean(0), MultiKrum(0), Clipped(Mean(), norm=1e9)):
@@ -170,26 +170,32 @@ def test_no_liars_means_the_mean() -> None:
 
 def test_workers_whose_scores_tie_share_the_last_places() -> None:
     square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [9.0, 9.0]])
-    torch.testing.assert_close(MultiKrum(liars=1, keep=2)(square, torch.ones(5)), torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(MultiKrum(byzantine=1, keep=2)(square, torch.ones(5)), torch.tensor([0.5, 0.5]))
 
 
 @pytest.mark.parametrize("workers", [7, 10])
-def test_who_is_left_out_of_multi_krum_is_exactly_who_does_not_matter(workers: int) -> None:
+def test_a_worker_that_multi_krum_leaves_out_does_not_matter(workers: int) -> None:
     vectors, weights = draw(workers, 5, seed=workers), torch.arange(1.0, workers + 1, dtype=torch.float64)
-    found, left_out = MultiKrum(2).told(vectors, weights)
+    found, left_out = MultiKrum(2).aggregate(vectors, weights)
     assert int(left_out.sum()) == 2
     torch.testing.assert_close(found, Mean()(vectors[~left_out], weights[~left_out]))
     assert torch.equal(found, MultiKrum(2)(vectors, weights))
 
 
-def test_clipping_comes_before_the_choice_and_ties_leave_nobody_out() -> None:
+def test_clipping_comes_before_the_choice_and_ties_leave_no_worker_out() -> None:
     points = torch.tensor([[1.0, 0.0], [9.0, 1.0], [1.0, 0.1], [0.0, 0.9], [1.0, 0.2]], dtype=torch.float64)
-    assert MultiKrum(1).told(points, torch.ones(5))[1].tolist() == [False, True, False, False, False]  # the longest
-    clipped = Clipped(MultiKrum(1)).told(points, torch.ones(5))[1]
+    assert MultiKrum(1).aggregate(points, torch.ones(5))[1].tolist() == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]  # the longest
+    clipped = Clipped(MultiKrum(1)).aggregate(points, torch.ones(5))[1]
     assert clipped.tolist() == [False, False, False, True, False]  # the one that points elsewhere
-    assert not MultiKrum(1).told(column(0, 1, 2, 3, 4), torch.ones(5))[1].any()  # the ends share a place
+    assert not MultiKrum(1).aggregate(column(0, 1, 2, 3, 4), torch.ones(5))[1].any()  # the ends share a place
     for rule in (Mean(), Median(), TrimmedMean(1), GeometricMedian()):
-        assert rule.told(points, torch.ones(5))[1].tolist() == [False] * 5
+        assert rule.aggregate(points, torch.ones(5))[1].tolist() == [False] * 5
 
 
 def test_clipping_scales_what_is_too_long_and_nothing_else() -> None:
@@ -244,7 +250,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "fewest"),
+    ("rule", "needed"),
     [
         (TrimmedMean(3), 7),
         (MultiKrum(3), 9),
@@ -254,11 +260,11 @@ def test_names() -> None:
         (GeometricMedian(), 1),
     ],
 )
-def test_too_few_workers_are_refused_with_the_number_needed(rule: Aggregator, fewest: int) -> None:
-    rule(draw(fewest, 2), torch.ones(fewest))
-    if fewest > 1:
-        with pytest.raises(Refused, match=rf"needs at least {fewest} workers, and got the uploads of {fewest - 1}"):
-            rule(draw(fewest - 1, 2), torch.ones(fewest - 1))
+def test_too_few_workers_are_refused_with_the_number_needed(rule: Aggregator, needed: int) -> None:
+    rule(draw(needed, 2), torch.ones(needed))
+    if needed > 1:
+        with pytest.raises(Refused, match=rf"needs at least {needed} workers, and got the uploads of {needed - 1}"):
+            rule(draw(needed - 1, 2), torch.ones(needed - 1))
 
 
 @pytest.mark.parametrize(
@@ -296,11 +302,11 @@ def test_settings_without_a_meaning_are_refused(build: Callable[[], Aggregator])
 
 
 @pytest.mark.parametrize("spec", ["trimmed-mean:3", "multi-krum:3", "clipped-multi-krum:3"])
-def test_a_liar_that_was_caught_need_not_be_feared_again(spec: str) -> None:
-    """Three of ten were dropped: seven are left, too few for three liars, and the rule is the mean of all of them."""
+def test_a_rule_relaxed_by_the_dropped_workers_tolerates_that_many_fewer(spec: str) -> None:
+    """Three of ten were dropped. Seven are left, too few to tolerate three more: the rule is the mean of all."""
     rule = find_aggregator(spec)
-    assert rule.after(2).fewest < rule.fewest
+    assert rule.relaxed(2).min_workers < rule.min_workers
     vectors = torch.eye(7)
-    assert torch.allclose(rule.after(3)(vectors, torch.ones(7)), torch.full((7,), 1 / 7))
-    assert rule.after(5) == rule.after(3)
-    assert find_aggregator("median").after(3) == find_aggregator("median")
+    assert torch.allclose(rule.relaxed(3)(vectors, torch.ones(7)), torch.full((7,), 1 / 7))
+    assert rule.relaxed(5) == rule.relaxed(3)
+    assert find_aggregator("median").relaxed(3) == find_aggregator("median")

@@ -87,7 +87,7 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ),
         ({"lie": "noise:-1"}, "byzantine_attack 'noise:-1': the strength must be a finite number > 0"),
         ({"aggregator": "mode"}, f"unknown aggregator 'mode'; known: {', '.join(AGGREGATORS)}"),
-        ({"aggregator": "trimmed-mean:1.5"}, "the number of liars must be a whole number, not 1.5"),
+        ({"aggregator": "trimmed-mean:1.5"}, "the number of Byzantine workers must be a whole number, not 1.5"),
         (
             {"aggregator": "multi-krum:4"},
             "aggregator 'multi-krum:4' needs 11 uploads, but only 10 workers are asked",

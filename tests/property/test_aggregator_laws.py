@@ -1,4 +1,4 @@
-"""Laws of aggregation: symmetry, equivariance, weights as repetitions, optimality, and what liars cannot do."""
+"""Laws of aggregation: symmetry, equivariance, weights as repetitions, optimality, limits of Byzantine workers."""
 
 import math
 
@@ -16,7 +16,7 @@ SIZES = st.integers(1, 8)
 RULES: list[Aggregator] = [Mean(), Median(), TrimmedMean(2), GeometricMedian(1e-11, 20_000), MultiKrum(2)]
 EVERY = st.sampled_from([*RULES, *(Clipped(rule) for rule in RULES)])
 FACTORS = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size]))
-LIES = st.sampled_from([1.0, 1e3, 1e30])
+SCALES = st.sampled_from([1.0, 1e3, 1e30])
 
 
 def draws(seed: int) -> torch.Generator:
@@ -122,12 +122,12 @@ def test_a_weight_is_a_number_of_workers(
 
 
 @law
-@given(workers=st.integers(1, 12), size=SIZES, seed=SEEDS, coarse=st.booleans(), lie=LIES)
+@given(workers=st.integers(1, 12), size=SIZES, seed=SEEDS, coarse=st.booleans(), scale=SCALES)
 def test_nothing_pulls_at_a_geometric_median_harder_than_what_lies_there_holds(
-    workers: int, size: int, seed: int, coarse: bool, lie: float
+    workers: int, size: int, seed: int, coarse: bool, scale: float
 ) -> None:
     vectors, weights = uploads(workers, size, seed, coarse)
-    vectors[: (workers - 1) // 2] *= lie
+    vectors[: (workers - 1) // 2] *= scale
     found, shares = GeometricMedian(1e-8, 20_000)(vectors, weights), weights / weights.sum()
     ways = vectors - found
     here = ways.norm(dim=1) <= 1e-12 * vectors.norm(dim=1)
@@ -135,72 +135,78 @@ def test_nothing_pulls_at_a_geometric_median_harder_than_what_lies_there_holds(
     assert pull.norm() <= shares[here].sum() + 1e-6
 
 
-def lied(workers: int, liars: int, size: int, seed: int, lie: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The honest uploads, and all of them in some order; liars agree or not, and go far or not."""
-    honest = torch.randn(workers - liars, size, generator=draws(seed), dtype=torch.float64) + 3
-    lies = lie * torch.randn(liars, size, generator=draws(seed + 1), dtype=torch.float64)
+def attacked(
+    workers: int, byzantine: int, size: int, seed: int, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The honest uploads, and all uploads in some order; the Byzantine ones agree or not, and go far or not."""
+    honest = torch.randn(workers - byzantine, size, generator=draws(seed), dtype=torch.float64) + 3
+    bad = scale * torch.randn(byzantine, size, generator=draws(seed + 1), dtype=torch.float64)
     if seed % 2:
-        lies[:] = lies[:1]
+        bad[:] = bad[:1]
     order = torch.randperm(workers, generator=draws(seed + 2))
-    return honest.to(dtype), torch.cat([honest, lies])[order].to(dtype)
+    return honest.to(dtype), torch.cat([honest, bad])[order].to(dtype)
 
 
 @law
-@given(liars=st.integers(1, 4), more=st.integers(1, 4), size=SIZES, seed=SEEDS, lie=LIES, single=st.booleans())
+@given(byzantine=st.integers(1, 4), more=st.integers(1, 4), size=SIZES, seed=SEEDS, scale=SCALES, single=st.booleans())
 def test_coordinates_stay_between_honest_ones(
-    liars: int, more: int, size: int, seed: int, lie: float, single: bool
+    byzantine: int, more: int, size: int, seed: int, scale: float, single: bool
 ) -> None:
-    honest, every = lied(2 * liars + more, liars, size, seed, lie, torch.float32 if single else torch.float64)
+    honest, every = attacked(
+        2 * byzantine + more, byzantine, size, seed, scale, torch.float32 if single else torch.float64
+    )
     low, high = honest.amin(0), honest.amax(0)
     slack = 4 * torch.finfo(honest.dtype).eps * honest.abs().amax(0)
-    for rule in (Median(), TrimmedMean(liars)):
+    for rule in (Median(), TrimmedMean(byzantine)):
         found = rule(every, torch.ones(len(every)))
         assert (found >= low - slack).all()
         assert (found <= high + slack).all()
 
 
 @law
-@given(liars=st.integers(1, 4), more=st.integers(1, 4), size=SIZES, seed=SEEDS, lie=LIES, single=st.booleans())
+@given(byzantine=st.integers(1, 4), more=st.integers(1, 4), size=SIZES, seed=SEEDS, scale=SCALES, single=st.booleans())
 def test_the_geometric_median_stays_near_the_honest(
-    liars: int, more: int, size: int, seed: int, lie: float, single: bool
+    byzantine: int, more: int, size: int, seed: int, scale: float, single: bool
 ) -> None:
-    workers = 2 * liars + more
-    honest, every = lied(workers, liars, size, seed, lie, torch.float32 if single else torch.float64)
+    workers = 2 * byzantine + more
+    honest, every = attacked(workers, byzantine, size, seed, scale, torch.float32 if single else torch.float64)
     center = honest.mean(0)
-    reach = 2 * (workers - liars) / (workers - 2 * liars) * (honest - center).norm(dim=1).max()
+    reach = 2 * (workers - byzantine) / (workers - 2 * byzantine) * (honest - center).norm(dim=1).max()
     assert (GeometricMedian()(every, torch.ones(workers)) - center).norm() <= reach
 
 
 @law
-@given(liars=st.integers(1, 4), more=st.integers(3, 5), size=SIZES, seed=SEEDS, lie=LIES, single=st.booleans())
+@given(byzantine=st.integers(1, 4), more=st.integers(3, 5), size=SIZES, seed=SEEDS, scale=SCALES, single=st.booleans())
 def test_what_is_clipped_is_no_longer_than_the_longest_honest_upload(
-    liars: int, more: int, size: int, seed: int, lie: float, single: bool
+    byzantine: int, more: int, size: int, seed: int, scale: float, single: bool
 ) -> None:
-    honest, every = lied(2 * liars + more, liars, size, seed, lie, torch.float32 if single else torch.float64)
-    for rule in (Mean(), GeometricMedian(), MultiKrum(liars)):  # convex combinations of what they are given
+    honest, every = attacked(
+        2 * byzantine + more, byzantine, size, seed, scale, torch.float32 if single else torch.float64
+    )
+    for rule in (Mean(), GeometricMedian(), MultiKrum(byzantine)):  # convex combinations of what they are given
         found = Clipped(rule)(every, torch.ones(len(every)))
         assert found.norm() <= honest.norm(dim=1).max() * (1 + 1e-6)
 
 
 @law
-@given(liars=st.integers(1, 4), more=st.integers(3, 6), size=SIZES, seed=SEEDS, lie=st.sampled_from([1e3, 1e30]))
+@given(byzantine=st.integers(1, 4), more=st.integers(3, 6), size=SIZES, seed=SEEDS, scale=st.sampled_from([1e3, 1e30]))
 def test_krum_keeps_the_honest_when_they_are_of_one_mind(
-    liars: int, more: int, size: int, seed: int, lie: float
+    byzantine: int, more: int, size: int, seed: int, scale: float
 ) -> None:
-    honest, every = lied(2 * liars + more, liars, size, seed, 1.0, torch.float64)
-    lies = ~(every[:, None] == honest).all(2).any(1)
-    every[lies] = lie * (1 + every[lies].abs())  # all in one corner, or not
-    found = MultiKrum(liars)(every, torch.ones(len(every)))
+    honest, every = attacked(2 * byzantine + more, byzantine, size, seed, 1.0, torch.float64)
+    bad = ~(every[:, None] == honest).all(2).any(1)
+    every[bad] = scale * (1 + every[bad].abs())  # all in one corner, or not
+    found = MultiKrum(byzantine)(every, torch.ones(len(every)))
     torch.testing.assert_close(found, honest.mean(0))
 
 
-@pytest.mark.parametrize("lie", [1e3, 1e30, 3e38])
-def test_one_liar_moves_the_mean_anywhere_and_no_robust_rule(lie: float) -> None:
+@pytest.mark.parametrize("scale", [1e3, 1e30, 3e38])
+def test_one_byzantine_worker_moves_the_mean_anywhere_and_no_robust_rule(scale: float) -> None:
     vectors = torch.randn(10, 5, generator=draws(0))
     expected = vectors[1:].mean(0)
-    vectors[0] = lie
+    vectors[0] = scale
     weights = torch.ones(10)
-    assert (Mean()(vectors, weights) > lie / 20).all()
+    assert (Mean()(vectors, weights) > scale / 20).all()
     for rule in (Median(), TrimmedMean(1), GeometricMedian(), MultiKrum(1), Clipped(Mean()), Clipped(MultiKrum(1))):
         found = rule(vectors, weights)
         assert math.isfinite(found.sum())

@@ -1,4 +1,4 @@
-"""Laws of a federation: who takes part, what is random, and that the bad never matter to the good."""
+"""Laws of a federation: who takes part, what is random, and that faulty workers never change what the others do."""
 
 import math
 from collections.abc import Callable
@@ -154,7 +154,7 @@ NOT_FINITE = {3, 7}
     order=st.permutations(range(5)),
     weighted=st.booleans(),
 )
-def test_whatever_the_bad_do_the_round_is_that_of_the_good(
+def test_whatever_the_faulty_workers_send_the_round_is_that_of_the_others(
     kinds: list[int], quorum: int, aggregator: Any, order: list[int], weighted: bool
 ) -> None:
     setting = replace(SETTING, quorum=quorum, aggregator=aggregator, weighted=weighted)
@@ -252,7 +252,7 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
 
 @few
 @given(seed=seeds, number=places, asked=st.integers(1, 11))
-def test_whoever_does_not_suffice_is_stood_in_for_by_all_the_others_in_turn(seed: int, number: int, asked: int) -> None:
+def test_workers_that_do_not_suffice_are_replaced_by_all_the_others_in_turn(seed: int, number: int, asked: int) -> None:
     rounds = rounds_of(11, asked, seed)
     drawn = list(rounds.asked(number))
     assert sorted(name for names in drawn for name in names) == sorted(rounds.workers.names)
@@ -260,7 +260,7 @@ def test_whoever_does_not_suffice_is_stood_in_for_by_all_the_others_in_turn(seed
     assert drawn == list(rounds.asked(number))
 
 
-class Told(Observer):
+class Warnings(Observer):
     def __init__(self) -> None:
         self.words: list[str] = []
 
@@ -269,7 +269,7 @@ class Told(Observer):
 
 
 @pytest.mark.parametrize("broken", ["is not connected", math.nan])
-def test_one_who_is_absent_or_broken_and_asked_alone_does_not_end_a_training(broken: str | float) -> None:
+def test_an_absent_or_faulty_worker_that_is_asked_alone_does_not_end_a_training(broken: str | float) -> None:
     setting = Setting()
     workers = setting.simulation(fuse=False)
     ask = workers.ask
@@ -282,14 +282,14 @@ def test_one_who_is_absent_or_broken_and_asked_alone_does_not_end_a_training(bro
         return answers
 
     workers.ask = without  # type: ignore[method-assign]
-    told = Told()
+    warnings = Warnings()
     rounds = FederatedEngine(setting.server(), workers, 20, asked_each=1)
-    train(rounds, observer=told)
+    train(rounds, observer=warnings)
     assert rounds.server.round == 20
-    assert any("instead" in words for words in told.words)
+    assert any("instead" in words for words in warnings.words)
 
 
-def test_a_training_that_nobody_can_go_on_with_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_training_without_enough_workers_keeps_what_it_has(tmp_path: Path) -> None:
     setting = Setting()
     workers = setting.simulation(fuse=False)
     ask = workers.ask
@@ -297,6 +297,6 @@ def test_a_training_that_nobody_can_go_on_with_keeps_what_it_has(tmp_path: Path)
     run = Run(tmp_path)
     run.config_path.write_text("")
     rounds = FederatedEngine(setting.server(), workers, 20, asked_each=2)
-    with pytest.raises(QuorumLost, match="round 3: 0 of 2 workers answered usefully"):
+    with pytest.raises(QuorumLost, match="round 3: 0 of 2 workers sent a valid upload"):
         train(rounds, keeper=run)
     assert run.restore(lambda message: None)[0] == 3

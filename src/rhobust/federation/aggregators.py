@@ -1,28 +1,28 @@
 """Aggregators: how a server makes one gradient of the uploads.
 
-K workers upload v_1, ..., v_K, each with a weight w_k > 0 (normalized here, so that they sum to 1). F is the number of
-liars a rule is built for. The server aggregates theta's gradient, (K, P), and gamma's, (K, 1), apart: gamma is a
-poisoning channel of its own. No rule depends on the order of the workers, beyond rounding.
+K workers upload v_1, ..., v_K, each with a weight w_k > 0 (normalized here, so that they sum to 1). F, the field
+`byzantine`, is the number of Byzantine workers that a rule tolerates. The server aggregates theta's gradient, (K, P),
+and gamma's, (K, 1), apart, since gamma can be attacked by itself. No rule depends on the order of the workers, beyond
+rounding.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rhobust.errors import ConfigError, Refused
+from rhobust.federation.coordinate_blocks import isometric, sorted_blocks
 from rhobust.support.spec import parse_spec
 
-# Coordinates that are worked on at a time: bounds the memory, and the processor's caches like it.
-_COLUMNS = 8192
-# What counts as equal where weights or scores are compared that rounding has touched, in float64.
+# Weights or scores this near, in float64, count as equal: rounding has changed them.
 _TIE = 1e-12
-# Two points this near, for their size, are the same point: what rounding leaves of a distance of 0, in float64.
+# Two points this near, for their size, count as one: rounding leaves such a distance of 0, in float64.
 _RESOLUTION = 1e-13
 
 
@@ -30,16 +30,19 @@ class Aggregator(ABC):
     """A rule that makes one vector (P,) of K vectors (K, P) with K positive weights."""
 
     def __call__(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        """The aggregate; refuses what has the wrong shape, is not finite, or comes from too few workers."""
-        return self.told(vectors, weights)[0]
+        """The aggregate alone."""
+        return self.aggregate(vectors, weights)[0]
 
-    def told(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The aggregate as a call gives it, and who was left out of it altogether, (K,)."""
+    def aggregate(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The aggregate (P,), and which workers it leaves out, (K,).
+
+        Refuses wrong shapes, values that are not finite and too few workers.
+        """
         if vectors.ndim != 2 or not vectors.numel() or weights.shape != vectors.shape[:1]:
             shapes = f"{tuple(vectors.shape)} and {tuple(weights.shape)}"
             raise Refused(f"an aggregator takes vectors (K, P) and weights (K,), none of them empty, not {shapes}")
-        if len(vectors) < self.fewest:
-            raise Refused(f"{self} needs at least {self.fewest} workers, and got the uploads of {len(vectors)}")
+        if len(vectors) < self.min_workers:
+            raise Refused(f"{self} needs at least {self.min_workers} workers, and got the uploads of {len(vectors)}")
         if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):  # NaN is passed on by aminmax
             raise Refused("an upload is not finite; drop those before aggregating")
         share = weights.to(vectors.device, torch.float64)
@@ -48,12 +51,12 @@ class Aggregator(ABC):
         return self.selecting(vectors.detach(), share / share.sum())
 
     @property
-    def fewest(self) -> int:
-        """The number of workers without which the rule has no meaning."""
+    def min_workers(self) -> int:
+        """The smallest number of workers that the rule is defined for."""
         return 1
 
-    def after(self, caught: int) -> Aggregator:
-        """The rule for the rest, once so many liars were caught and dropped: so many fewer are left to fear."""
+    def relaxed(self, dropped: int) -> Aggregator:
+        """The rule after `dropped` Byzantine workers were found and dropped: it tolerates that many fewer."""
         return self
 
     @abstractmethod
@@ -61,13 +64,13 @@ class Aggregator(ABC):
         """The rule itself, for checked vectors and weights (float64) that sum to 1."""
 
     def selecting(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The rule, and whom it leaves out: nobody, unless it selects among the workers."""
+        """The rule, and which workers it leaves out: none, unless the rule selects among the workers."""
         return self.combined(vectors, weights), torch.zeros(len(vectors), dtype=torch.bool)
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """sum_k w_k v_k. A single liar moves it anywhere.
+    """sum_k w_k v_k. A single Byzantine worker can move it anywhere.
 
     >>> Mean()(torch.tensor([[0.0], [1.0]]), torch.tensor([1, 3]))
     tensor([0.7500])
@@ -81,15 +84,15 @@ class Mean(Aggregator):
 class Median(Aggregator):
     """The median of each coordinate: at most half of the weight lies below it, and at most half above.
 
-    Where that leaves an interval (an even number of equal weights), its midpoint. While liars have less than half of
-    the weight, every coordinate lies between two honest ones.
+    If that leaves an interval (an even number of equal weights), its midpoint. While Byzantine workers have less than
+    half of the weight, every coordinate is between two honest ones.
 
     >>> Median()(torch.tensor([[0.0], [1.0], [5.0], [1e30]]), torch.ones(4))
     tensor([3.])
     """
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        return torch.cat([_middle(values, shares) for values, shares in _in_order(vectors, weights)])
+        return torch.cat([_middle(values, shares) for values, shares in sorted_blocks(vectors, weights)])
 
 
 def _middle(values: Tensor, shares: Tensor) -> Tensor:
@@ -102,29 +105,29 @@ def _middle(values: Tensor, shares: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrimmedMean(Aggregator):
-    """In each coordinate the `liars` largest and the `liars` smallest values go; the weighted mean of the rest.
+    """The weighted mean of each coordinate without its F = `byzantine` largest and smallest values.
 
-    Needs K > 2 liars; then every coordinate lies between two honest ones. Of equal values the lighter count as smaller.
+    Needs K > 2 F; then every coordinate is between two honest ones. Of equal values the lighter count as smaller.
 
-    >>> TrimmedMean(liars=1)(torch.tensor([[0.0], [1.0], [5.0], [1e30]]), torch.ones(4))
+    >>> TrimmedMean(byzantine=1)(torch.tensor([[0.0], [1.0], [5.0], [1e30]]), torch.ones(4))
     tensor([3.])
     """
 
-    liars: int
+    byzantine: int
 
     def __post_init__(self) -> None:
-        _check_liars(self.liars)
+        _check_byzantine(self.byzantine)
 
     @property
-    def fewest(self) -> int:
-        return 2 * self.liars + 1
+    def min_workers(self) -> int:
+        return 2 * self.byzantine + 1
 
-    def after(self, caught: int) -> TrimmedMean:
-        return replace(self, liars=max(0, self.liars - caught))
+    def relaxed(self, dropped: int) -> TrimmedMean:
+        return replace(self, byzantine=max(0, self.byzantine - dropped))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        kept = slice(self.liars, len(vectors) - self.liars)
-        rest = ((values[:, kept], shares[:, kept]) for values, shares in _in_order(vectors, weights))
+        kept = slice(self.byzantine, len(vectors) - self.byzantine)
+        rest = ((values[:, kept], shares[:, kept]) for values, shares in sorted_blocks(vectors, weights))
         return torch.cat([(values * shares).sum(1) / shares.sum(1) for values, shares in rest]).to(vectors.dtype)
 
 
@@ -134,9 +137,9 @@ class GeometricMedian(Aggregator):
 
     x is a minimizer where || sum_k w_k (v_k - x) / ||v_k - x|| ||, over the v_k other than x, is at most the weight of
     those equal to x. The iteration stops where it exceeds that weight by at most `accuracy`, a number without a unit
-    (neither the scale of the vectors nor a distant lie matters), or after `max_steps`, as many as it takes for points
-    that are all but on a line. Where several v_k are minimizers (all on a line, the weight cut in halves) the answer is
-    their midpoint. It stays near the honest while liars have less than half of the weight.
+    (neither the scale of the vectors nor a distant one matters), or after `max_steps`, which suffice for points that
+    are almost on a line. If several v_k are minimizers (all on a line, the weight cut in halves) the answer is their
+    midpoint. It stays near the honest uploads while Byzantine workers have less than half of the weight.
 
     >>> GeometricMedian()(torch.tensor([[0.0, 0.0], [0.0, 4.0], [3.0, 0.0], [1.0, 1.0], [0.0, 1e30]]), torch.ones(5))
     tensor([1., 1.])
@@ -150,7 +153,7 @@ class GeometricMedian(Aggregator):
             raise Refused(f"a geometric median needs accuracy > 0 and max_steps >= 1, not {self}")
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        points, weights = _isometric(vectors).cpu(), weights.cpu()  # K x K: no work for a GPU
+        points, weights = isometric(vectors).cpu(), weights.cpu()  # K x K: no work for a GPU
         # From the v_k nearest to being a minimizer: if one is, this is the end.
         slopes, helds = torch.tensor([_pull(points, weights, x)[1:] for x in points], dtype=torch.float64).unbind(1)
         gaps = slopes - helds
@@ -178,37 +181,37 @@ def _pull(points: Tensor, weights: Tensor, x: Tensor) -> tuple[Tensor, float, fl
 class MultiKrum(Aggregator):
     """The weighted mean of the `keep` workers with the lowest scores (Blanchard et al., 2017).
 
-    score_k = the sum of ||v_k - v_j||^2 over the K - liars - 2 others j nearest to k. `keep` is K - liars unless given.
-    Needs K >= 2 liars + 3. Workers whose scores tie for the last places share them.
+    score_k = the sum of ||v_k - v_j||^2 over the K - F - 2 others j nearest to k, with F = `byzantine`. `keep` is
+    K - F unless given. Needs K >= 2 F + 3. Workers whose scores tie for the last places share them.
 
-    >>> MultiKrum(liars=1)(torch.tensor([[0.0], [1.0], [1.0], [2.0], [1e30]]), torch.ones(5))
+    >>> MultiKrum(byzantine=1)(torch.tensor([[0.0], [1.0], [1.0], [2.0], [1e30]]), torch.ones(5))
     tensor([1.])
     """
 
-    liars: int
+    byzantine: int
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        _check_liars(self.liars)
+        _check_byzantine(self.byzantine)
         if self.keep is not None and self.keep < 1:
             raise Refused(f"multi-Krum must keep at least 1 worker, not {self.keep}")
 
     @property
-    def fewest(self) -> int:
-        return max(2 * self.liars + 3, (self.keep or 0) + self.liars)
+    def min_workers(self) -> int:
+        return max(2 * self.byzantine + 3, (self.keep or 0) + self.byzantine)
 
-    def after(self, caught: int) -> MultiKrum:
-        return replace(self, liars=max(0, self.liars - caught))
+    def relaxed(self, dropped: int) -> MultiKrum:
+        return replace(self, byzantine=max(0, self.byzantine - dropped))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         return self.selecting(vectors, weights)[0]
 
     def selecting(self, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        points = _isometric(vectors)
+        points = isometric(vectors)
         others = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
         others.fill_diagonal_(math.inf)
-        scores = others.sort(dim=1).values[:, : len(vectors) - self.liars - 2].sum(1)
-        keep = len(vectors) - self.liars if self.keep is None else self.keep
+        scores = others.sort(dim=1).values[:, : len(vectors) - self.byzantine - 2].sum(1)
+        keep = len(vectors) - self.byzantine if self.keep is None else self.keep
         edge = scores.sort().values[keep - 1]
         inside, tied = scores < edge * (1 - _TIE), scores <= edge * (1 + _TIE)
         places = (keep - inside.sum()) / (tied & ~inside).sum()
@@ -232,11 +235,11 @@ class Clipped(Aggregator):
             raise Refused(f"the norm to clip to must be finite and > 0, not {self.norm}")
 
     @property
-    def fewest(self) -> int:
-        return self.aggregator.fewest
+    def min_workers(self) -> int:
+        return self.aggregator.min_workers
 
-    def after(self, caught: int) -> Clipped:
-        return replace(self, aggregator=self.aggregator.after(caught))
+    def relaxed(self, dropped: int) -> Clipped:
+        return replace(self, aggregator=self.aggregator.relaxed(dropped))
 
     def combined(self, vectors: Tensor, weights: Tensor) -> Tensor:
         return self.selecting(vectors, weights)[0]
@@ -248,57 +251,23 @@ class Clipped(Aggregator):
         return self.aggregator.selecting(vectors * factors.to(vectors.dtype), weights)
 
 
-def _check_liars(liars: int) -> None:
-    if liars < 0:
-        raise Refused(f"the number of liars must be >= 0, not {liars}")
-
-
-def _in_order(vectors: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Coordinate by coordinate the K values in increasing order, (C, K), and their weights; some C at a time.
-
-    The weights are (C, K), or (1, K) where all are equal: then nobody needs to know whose value is whose.
-    """
-    light_first = weights.argsort(stable=True)  # equal values come in an order that does not depend on the workers'
-    for columns in torch.split(vectors, _COLUMNS, dim=1):
-        if bool((weights == weights[0]).all()):
-            yield _sorted(columns.T.clone(memory_format=torch.contiguous_format)), weights[None]
-        else:
-            values, order = columns[light_first].T.contiguous().sort(dim=1, stable=True)
-            yield values, weights[light_first][order]
-
-
-def _sorted(rows: Tensor) -> Tensor:
-    """Each row in increasing order; the rows may be overwritten."""
-    if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
-        rows.numpy().sort(axis=1)  # several times as fast as torch's
-        return rows
-    return rows.sort(dim=1).values
-
-
-def _isometric(vectors: Tensor) -> Tensor:
-    """K points of at most K coordinates, as far from each other and from 0 as the vectors are; in float64.
-
-    vectors^T = Q R with orthonormal columns in Q, so the columns of R will do. Unlike a Gram matrix, R keeps the digits
-    of what is small beside what is large: each of its columns is exact to rounding for its own size.
-    """
-    triangle = torch.empty(0, len(vectors), dtype=torch.float64, device=vectors.device)
-    for columns in torch.split(vectors, _COLUMNS, dim=1):
-        triangle = torch.linalg.qr(torch.cat([triangle, columns.T.double()]), mode="r").R
-    return triangle.T.contiguous()
+def _check_byzantine(byzantine: int) -> None:
+    if byzantine < 0:
+        raise Refused(f"the number of Byzantine workers must be >= 0, not {byzantine}")
 
 
 def _whole(number: float) -> int:
     if not number.is_integer():
-        raise Refused(f"the number of liars must be a whole number, not {number}")
+        raise Refused(f"the number of Byzantine workers must be a whole number, not {number}")
     return int(number)
 
 
 _PLAIN: dict[str, tuple[int, Callable[..., Aggregator]]] = {
     "mean": (0, Mean),
     "median": (0, Median),
-    "trimmed-mean": (1, lambda liars: TrimmedMean(_whole(liars))),
+    "trimmed-mean": (1, lambda byzantine: TrimmedMean(_whole(byzantine))),
     "geometric-median": (0, GeometricMedian),
-    "multi-krum": (1, lambda liars: MultiKrum(_whole(liars))),
+    "multi-krum": (1, lambda byzantine: MultiKrum(_whole(byzantine))),
 }
 AGGREGATORS: dict[str, tuple[int, Callable[..., Aggregator]]] = {
     **_PLAIN,
@@ -307,14 +276,14 @@ AGGREGATORS: dict[str, tuple[int, Callable[..., Aggregator]]] = {
         for name, (count, build) in _PLAIN.items()
     },
 }
-"""Every aggregator by name: how many numbers it takes, and what makes it of them."""
+"""Every aggregator by name: the count of its numbers, and the function that builds it from them."""
 
 
 def find_aggregator(spec: str) -> Aggregator:
-    """The aggregator named by `name` or `name:liars`.
+    """The aggregator named by `name` or `name:F`.
 
     >>> find_aggregator("clipped-trimmed-mean:3")
-    Clipped(aggregator=TrimmedMean(liars=3), norm=None)
+    Clipped(aggregator=TrimmedMean(byzantine=3), norm=None)
     """
     try:
         return parse_spec("aggregator", spec, AGGREGATORS)

@@ -22,27 +22,28 @@ class Workers(ABC):
         self._number = {name: number for number, name in enumerate(self.names)}
 
     def number(self, name: str) -> int:
-        """A worker's place, which its random stream comes from."""
+        """A worker's place, which seeds its random stream."""
         return self._number[name]
 
     def prepare(self, warn: Warn) -> None:  # noqa: B027 (workers of this process are ready)
-        """Before the first round: get ready to be asked. `warn` takes what the user should know from then on."""
+        """Before the first round: get ready to be asked. From then on `warn` takes messages for the user."""
 
     @abstractmethod
     def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
-        """Send the task to those asked: from each its upload, or the reason why there is none."""
+        """Send the task to the workers asked: the upload of each, or the reason why there is none."""
 
     def round(self, server: Server, asked: Sequence[str]) -> RoundRecord:
         """One round: broadcast, gather, step."""
-        task = server.task()
-        return server.step(task, asked, self.ask(task, asked))
+        task = server.task()  # Alg. 3, line 9, of the round before
+        uploads = self.ask(task, asked)  # lines 2 to 6
+        return server.step(task, asked, uploads)  # lines 7 and 8
 
 
 class FederatedEngine(Engine):
     """Takes rounds of a server and its workers.
 
-    The workers asked in a round depend on (seed, round) alone, so a server that is killed and resumed goes on as if
-    nothing had happened.
+    The workers asked in a round depend on (seed, round) alone, so a training that is killed and resumed takes the same
+    rounds.
     """
 
     def __init__(self, server: Server, workers: Workers, rounds: int, asked_each: int, seed: int = 0) -> None:
@@ -52,22 +53,22 @@ class FederatedEngine(Engine):
         self.epochs = -(-rounds // ROUNDS_PER_EPOCH)
         self.asked_each, self.seed = asked_each, seed
         self._prepared = False
-        self._named: set[str] = set()  # workers whose uploads did not count, and of which the user has heard
+        self._named: set[str] = set()  # workers that were dropped and that a warning has named
 
     def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[RoundRecord]]:
         if not self._prepared:
             self.workers.prepare(warn)
             self._prepared = True
-        for _ in range(skip, min(ROUNDS_PER_EPOCH, self.rounds - number * ROUNDS_PER_EPOCH)):
+        for _ in range(skip, min(ROUNDS_PER_EPOCH, self.rounds - number * ROUNDS_PER_EPOCH)):  # Alg. 3, line 1
             record = self._round(warn)
             for name, reason in record.dropped.items():
-                if name not in self._named:  # once each: the metrics have every round
+                if name not in self._named:  # once for each name: the metrics have every round
                     warn(f"round {record.step}: {name} was dropped: {reason}")
             self._named |= record.dropped.keys()
             yield [record]
 
     def asked(self, round_: int) -> Iterator[list[str]]:
-        """The workers of a round; then others in their place, should these not suffice, until all were asked."""
+        """The workers of a round; then, if their uploads do not suffice, others in their place until all were asked."""
         left = self.workers.names
         draws = Stream.PARTICIPANTS.draws(self.seed, round_)
         while len(left) > self.asked_each:
@@ -83,7 +84,7 @@ class FederatedEngine(Engine):
         self.server.load_state_dict(state)
 
     def _round(self, warn: Warn) -> RoundRecord:
-        """One round; workers that are absent or broken cost it no more than asking others."""
+        """One round. If absent or faulty workers prevent it, others are asked in their place."""
         draws = self.asked(self.server.round)
         asked = next(draws)
         while True:

@@ -3,7 +3,7 @@
     worker     draws a minibatch, ascends to zeta, uploads the gradient of its mean psi in theta and in gamma
     server     checks every upload, aggregates, takes the one step (prox and projection included), broadcasts
 
-A transport carries them; this page does not know which.
+A transport carries them; this module does not depend on any.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Upload:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What a round brought, as one gradient, and what it took."""
+    """The uploads of a round as one gradient, and what they cost."""
 
     theta: Tensor  # (P,)
     gamma: float
     loss: float
     gradients: int
     workers: int  # how many uploads counted
-    dropped: dict[str, str]  # who did not count, and why
+    dropped: dict[str, str]  # workers whose uploads did not count, with the reason
     bytes_up: int
     bytes_down: int
-    left_out: list[str] = field(default_factory=list)  # whose theta the aggregator, which selects, did not use
+    left_out: list[str] = field(default_factory=list)  # workers whose theta a selecting aggregator did not use
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

@@ -16,13 +16,13 @@ from rhobust.optim import ProximalOptimizer
 from rhobust.training.record import RoundRecord
 
 ROUNDS_PER_EPOCH = 50
-"""Curves are drawn over epochs; a federation has none, so this many rounds make one."""
-_MOST_SAMPLES = 2**53  # a double holds every whole number up to there
+"""Curves are drawn over epochs. A federation has none, so this number of rounds counts as one."""
+_MOST_SAMPLES = 2**53  # a double holds every whole number up to this one
 _NOT_FINITE = "its gradient or its loss is not finite"
 
 
 class QuorumLost(Halted):
-    """Too few workers answered usefully; the model is as it was before the round."""
+    """Too few workers sent a valid upload; the model is as it was before the round."""
 
 
 class RoundDiverged(Halted, Diverged):
@@ -30,7 +30,7 @@ class RoundDiverged(Halted, Diverged):
 
 
 class Server:
-    """Theta, gamma and their one step. It trusts nobody: what an upload must be is checked before it counts."""
+    """Theta, gamma and their one step. Every upload is checked before it counts."""
 
     def __init__(
         self,
@@ -47,25 +47,27 @@ class Server:
 
     def task(self) -> Task:
         """Theta and gamma as they are now."""
+        # Alg. 3, line 9, of the round before
         return Task(self.round, flat(self.objective.model), float(self.objective.gamma.detach()))
 
     def step(self, task: Task, asked: Iterable[str], answers: Mapping[str, Upload | str]) -> RoundRecord:
-        """One round from the answers to its task of the workers asked: an upload each, or the reason for none.
+        """One round from the answers of the workers asked: an upload each, or the reason why there is none.
 
-        Raises `QuorumLost` where fewer count than `quorum` or the aggregator need; then nothing has changed.
+        Raises `QuorumLost` if fewer uploads are valid than `quorum` or the aggregator needs; then nothing has changed.
         """
+        # Alg. 3, line 7
         names = sorted(asked)  # the order of arrival must not matter
         problems = {name: self._problem(answers.get(name, "no answer"), task) for name in names}
         dropped = {name: problem for name, problem in problems.items() if problem is not None}
         dropped |= {name: "was not asked" for name in sorted(answers) if name not in names}
         kept = [upload for name in names if name not in dropped and isinstance(upload := answers[name], Upload)]
-        # Who was asked and uploaded what cannot be is a liar caught; who is late or silent may be an honest one.
+        # A worker that was asked and sent an invalid upload counts as Byzantine. A late or silent one may be honest.
         wrong = [answers[name] for name in names if name in dropped and name in answers]
-        caught = [answer for answer in wrong if isinstance(answer, Upload) and answer.round == task.round]
-        # But a caught one may also be honest and broken, so the rule is eased no further than it must be.
-        rules = (self.aggregator.after(count) for count in range(len(caught) + 1))
-        aggregator = next((rule for rule in rules if rule.fewest <= len(kept)), self.aggregator.after(len(caught)))
-        needed = max(self.quorum, aggregator.fewest)
+        invalid = sum(isinstance(answer, Upload) and answer.round == task.round for answer in wrong)
+        # An invalid upload may also come from an honest worker with a fault: the rule is relaxed only as far as needed.
+        rules = [self.aggregator.relaxed(count) for count in range(invalid + 1)]
+        aggregator = next((rule for rule in rules if rule.min_workers <= len(kept)), rules[-1])
+        needed = max(self.quorum, aggregator.min_workers)
         if not kept and names and all(reason == _NOT_FINITE for reason in dropped.values()):
             raise RoundDiverged(
                 f"in round {self.round} no worker's gradient is finite; nothing was updated. Lower the learning "
@@ -74,17 +76,17 @@ class Server:
         if len(kept) < needed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
             raise QuorumLost(
-                f"round {self.round}: {len(kept)} of {len(names)} workers answered usefully, {needed} are needed "
+                f"round {self.round}: {len(kept)} of {len(names)} workers sent a valid upload, {needed} are needed "
                 f"({reasons})"
             )
         counts = [float(upload.samples) if self.weighted else 1.0 for upload in kept]
         weights = torch.tensor(counts, dtype=torch.float64)
-        theta, left_out = aggregator.told(torch.stack([upload.theta for upload in kept]), weights)
+        theta, left_out = aggregator.aggregate(torch.stack([upload.theta for upload in kept]), weights)
         gamma, loss = (
             float(aggregator(torch.tensor([[number] for number in numbers], dtype=torch.float64), weights)[0])
             for numbers in ([upload.gamma for upload in kept], [upload.loss for upload in kept])
         )
-        useful = [name for name in names if name not in dropped]
+        valid = [name for name in names if name not in dropped]
         return self.apply(
             Aggregate(
                 theta=theta,
@@ -95,7 +97,7 @@ class Server:
                 dropped=dropped,
                 bytes_up=sum(upload.size for upload in answers.values() if isinstance(upload, Upload)),
                 bytes_down=task.size * len(names),
-                left_out=[name for name, out in zip(useful, left_out.tolist(), strict=True) if out],
+                left_out=[name for name, out in zip(valid, left_out.tolist(), strict=True) if out],
             )
         )
 
@@ -130,7 +132,7 @@ class Server:
             bytes_down=found.bytes_down,
             left_out=found.left_out,
         )
-        self.optimizer.step()
+        self.optimizer.step()  # Alg. 3, line 8
         self.round += 1
         return record
 
@@ -146,11 +148,11 @@ class Server:
         if not all(number.isfinite() for number in (torch.linalg.vector_norm(upload.theta), *numbers)):
             return _NOT_FINITE
         if upload.gamma > self.objective.radius * (1 + 1e-6):
-            return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"
+            return f"its gradient in gamma, {upload.gamma:g}, is above rho: its mean cost would be negative"
         if upload.samples > _MOST_SAMPLES:
-            return "it says that it has more samples than there can be"
+            return "it reports more samples than there can be"
         if not 0 <= upload.gradients <= _MOST_SAMPLES:
-            return "it says that it took more gradients than there can be, or fewer than none"
+            return "it reports an impossible number of gradients"
         return "it has no samples" if upload.samples < 1 else None
 
     def state_dict(self) -> dict[str, Any]:

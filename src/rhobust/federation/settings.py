@@ -102,10 +102,10 @@ class Federation:
         found = []
         if self.quorum > self.asked:
             found.append(f"quorum is {self.quorum}, but only {self.asked} workers are asked in a round")
-        if aggregator and aggregator.fewest > self.asked:
+        if aggregator and aggregator.min_workers > self.asked:
             found.append(
-                f"aggregator '{self.aggregator}' needs {aggregator.fewest} uploads, but only {self.asked} workers are "
-                "asked"
+                f"aggregator '{self.aggregator}' needs {aggregator.min_workers} uploads, but only {self.asked} workers "
+                "are asked"
             )
         return found
 

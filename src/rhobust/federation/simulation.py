@@ -78,9 +78,9 @@ class Simulation(Workers):
     def _fused(self, server: Server, asked: Sequence[str]) -> RoundRecord:
         task = server.task()
         self._worker.begin(task)
-        batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]
+        batches = [self._minibatch(task, self.number(name)) for name in sorted(asked)]  # Alg. 3, line 3, of all workers
         center, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        gradients = self._worker.take(center, y, task.round)
+        gradients = self._worker.take(center, y, task.round)  # Alg. 3, lines 4 to 6
         one = self._worker.end(task, 1, gradients)
         return server.apply(
             Aggregate(

@@ -1,7 +1,7 @@
 """A worker of Alg. 3: it draws a minibatch, moves it, and uploads the gradient in theta and gamma.
 
-Each worker's random stream comes from (seed, round, worker), so neither the order of arrival nor a restart changes the
-result.
+A worker's random stream depends on (seed, round, worker) alone, so neither the order of arrival nor a restart changes
+the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LocalSteps:
     """What every worker does in a round.
 
     With `steps` H > 1 it goes on from theta - rate g and uploads the mean of the H gradients: more work for the same
-    bytes. gamma moves on the server only.
+    bytes. Only the server updates gamma.
     """
 
     batch_size: int = 64
@@ -34,7 +34,7 @@ class LocalSteps:
     seed: int = 0
 
     def chosen(self, samples: int, round_: int, worker: int, step: int = 0) -> Tensor:
-        """Which of its samples a worker uses: `batch_size` of them, each once, or all where it has no more."""
+        """The samples that a worker uses: `batch_size` of them, each once, or all if it has no more."""
         if samples <= self.batch_size:
             return torch.arange(samples)
         draws = Stream.MINIBATCH.draws(self.seed, round_, worker, step)
@@ -42,18 +42,18 @@ class LocalSteps:
 
     @contextmanager
     def draws(self, device: torch.device, round_: int, worker: int, step: int = 0) -> Iterator[None]:
-        """Random starts, too, are the worker's own."""
+        """Random starts come from the worker's own stream, too."""
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             seed = Stream.ASCENT.seed(self.seed, round_, worker, step)
             if device.type == "cuda":
                 torch.manual_seed(seed)
-            else:  # alone: where there is no GPU, the call above notes for every GPU who made it, line by line
+            else:  # without a GPU, the call above would store a stack trace for every GPU
                 torch.default_generator.manual_seed(seed)
             yield
 
 
 class Worker:
-    """A worker, or several that take turns with one model; on a GPU a local step is captured once and replayed."""
+    """A worker, or several that share one model; on a GPU a local step is captured once and replayed."""
 
     def __init__(
         self, objective: RobustObjective, work: LocalSteps, warn: Callable[[str], None] = lambda message: None
@@ -66,7 +66,7 @@ class Worker:
         self._recordings = Recordings(self._local_step, device, warn) if device.type == "cuda" else None
 
     def upload(self, samples: Samples, task: Task, number: int) -> Upload:
-        """The answer of worker `number`, who holds these samples."""
+        """The upload of worker `number`, which holds these samples."""
         self.begin(task)
         gradients = 0
         for step in range(self.work.steps):
@@ -76,7 +76,8 @@ class Worker:
 
     @contextmanager
     def minibatch(self, samples: Samples, task: Task, number: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Line 5: what worker `number` looks at, (centers, y), with its own draws for as long as it does."""
+        """A minibatch of worker `number`, (centers, y); inside the block, random numbers come from its own stream."""
+        # Alg. 3, line 3
         device = self.objective.gamma.device
         chosen = self.work.chosen(len(samples), task.round, number, step).to(samples.x.device)
         x, y = samples.x[chosen].to(device), samples.y[chosen].to(device)
@@ -85,7 +86,7 @@ class Worker:
             yield self.objective.center(x), y
 
     def begin(self, task: Task) -> None:
-        """Line 4: theta and gamma as they were broadcast."""
+        """Take theta and gamma as they were broadcast."""
         with torch.no_grad():
             self.objective.gamma.fill_(task.gamma)
         self._start.copy_(task.theta)
@@ -93,7 +94,7 @@ class Worker:
         self._sums.zero_()
 
     def take(self, center: Tensor, y: Tensor, step: int) -> int:
-        """One local step, the number `step` of all rounds; how many gradients in zeta it took."""
+        """One local step; `step` counts those of all rounds. The number of gradients in zeta that it took."""
         turn = self.objective.maximizer.turn(step)
         if self._recordings is None:
             return self._local_step(center, y, turn)
@@ -104,16 +105,17 @@ class Worker:
         return recording.replay(center, y)
 
     def end(self, task: Task, samples: int, gradients: int) -> Upload:
-        """Line 6: what the local steps came to."""
+        """The upload: the mean over the local steps."""
+        # Alg. 3, line 6: uploads
         cost, loss = (self._sums / self.work.steps).tolist()
         theta = self._total / self.work.steps
         return Upload(task.round, theta, self.objective.radius - cost, samples, loss, gradients)
 
     def _local_step(self, center: Tensor, y: Tensor, turn: int) -> int:
         put(self.objective.model, self._start - self.work.rate * self._total)
-        surrogate = self.objective.surrogate(center, y, turn=turn)
+        surrogate = self.objective.surrogate(center, y, turn=turn)  # Alg. 3, lines 4 and 5
         self.objective.zero_grad()
-        torch.autograd.backward(surrogate.value)
+        torch.autograd.backward(surrogate.value)  # Alg. 3, line 6: the stochastic gradient
         self._total += flat_gradient(self.objective.model)
         self._sums += torch.stack([surrogate.cost.mean(), surrogate.loss.mean()])
         return surrogate.gradients
