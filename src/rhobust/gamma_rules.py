@@ -19,7 +19,7 @@ Rate = float | Tensor
 
 
 class GammaRule(ABC):
-    """How gamma answers to its gradient rho - E c. `lr` may be scheduled like any learning rate."""
+    """How gamma answers to its gradient rho - E c. Schedules of theta's learning rate leave `lr` as it is."""
 
     lr: float
 

@@ -120,9 +120,8 @@ _fused_ruled = compilable(_ruled, writes=True)
 class ProximalOptimizer(Optimizer):
     """Wraps a torch optimizer over theta: its step, then the prox of r in its own metric, then gamma.
 
-    It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it. A
-    schedule that sets one rate for all groups (OneCycleLR, CyclicLR) sets theta's, and gamma keeps its own; a list of
-    rates sets both.
+    It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it.
+    Schedules set the learning rate of theta. That of gamma is its rule's, `gamma_rule.lr`, whatever stands in its group.
     An optimizer whose per-coordinate step is not known (`METRICS`) needs `metric=` as soon as r is not zero.
 
     >>> import rhobust
@@ -178,7 +177,7 @@ class ProximalOptimizer(Optimizer):
             )
         self._metric: Metric = known or _sgd_metric
         self.base = optimizer
-        # Schedules that cycle the momentum look for it in every group, and in the defaults. Gamma's is never read.
+        # Schedules set a rate in every group, and the momentum that they cycle. Those of gamma's group are never read.
         cycled = [key for key in ("betas", "momentum") if key in optimizer.defaults]
         momentum: dict[str, Any] = {key: optimizer.defaults[key] for key in cycled}
         super().__init__([objective.gamma], {"lr": self.gamma_rule.lr, **momentum})
@@ -234,26 +233,13 @@ class ProximalOptimizer(Optimizer):
         objective, gamma = self.objective, self.objective.gamma
         if gamma.grad is None:
             return
-        lr = self._gamma_rate()
         rule, bounds, state = self.gamma_rule, (objective.radius, objective.gamma_min), self.state[gamma]
         if rule.compilable and fuses():
             # A rate on the host is a kernel's argument; as a number, what is compiled would hold for this one alone.
-            rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=gamma.dtype, device="cpu")
+            rate = torch.full((), rule.lr, dtype=gamma.dtype, device="cpu")
             _fused_ruled(rule, gamma, gamma.grad, *bounds, rate, state)
         else:
-            _ruled(rule, gamma, gamma.grad, *bounds, lr, state)
-
-    def _gamma_rate(self) -> Rate:
-        """The learning rate of gamma's group, unless somebody set one number for all groups, which is meant for theta.
-
-        OneCycleLR and CyclicLR do, and say so in `initial_lr`; other schedules scale the rate that each group has.
-        """
-        theta, gamma = self.param_groups[0], self.param_groups[-1]
-        rate: Rate = gamma["lr"]
-        for_theta, for_gamma = (group.get("initial_lr", group.get("lr")) for group in (theta, gamma))
-        if isinstance(for_theta, Tensor) or isinstance(for_gamma, Tensor):
-            return rate  # reading them back would wait for the device
-        return self.gamma_rule.lr if for_gamma == for_theta != self.gamma_rule.lr else rate
+            _ruled(rule, gamma, gamma.grad, *bounds, rule.lr, state)
 
     @torch.no_grad()
     def stationarity(self) -> Tensor:
