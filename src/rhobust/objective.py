@@ -143,12 +143,13 @@ class RobustObjective(nn.Module):
         check_model(self.model)
         self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
-        labels, maximum, cost = self._solve(center, y, start, maximizer)
+        labels, maximum, cost = self._solve(center, y, start, maximizer)  # Alg. 1 and 2, line 3; Alg. 3, line 5
         self.turn += self.training
         loss = self._checked(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
+            # The mean whose gradient is taken in Alg. 1 and 2, line 4, and in Alg. 3, line 6
             value = _mean_psi(loss, cost, self.gamma, self.radius, self.temper)
         else:
             value = tempered(loss, self.temper).mean()
@@ -209,6 +210,7 @@ class RobustObjective(nn.Module):
         """
         climbs = self.maximizer.penalized and not self.maximizer.classifies
         model, loss, temper = self.model, self._checked, self.temper if climbs else 0.0
+        # Alg. 3, line 4
         return Problem(
             x.detach(), lambda zeta: tempered(loss(model(zeta), y), temper), self.gamma.detach(), self.cost, self.bounds
         )

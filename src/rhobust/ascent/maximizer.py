@@ -151,7 +151,7 @@ def maximize(problem: Problem, maximizer: Maximizer, start: Tensor | None = None
     """
     zeta = maximizer.start(problem) if start is None else start
     step, paid = Step(zeta, zeta), 0
-    for t in range(maximizer.gradients):
+    for t in range(maximizer.gradients):  # Alg. 1 and 2, line 3; Alg. 3, line 5
         step, paid = maximizer.move(problem, problem.at(step.zeta), behind + t, step), t + 1
         # A graph has a fixed number of steps; those that were accurate before stay where they are.
         if step.accuracy is not None and not capturing(zeta) and step.accuracy.reached:

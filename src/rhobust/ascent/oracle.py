@@ -80,6 +80,7 @@ class Oracle(Maximizer):
         return problem.z
 
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
+        # Alg. 1, line 3
         best, cost = point, problem.cost(problem.z, point.zeta)
         psi = point.loss - problem.gamma * cost
         tau = torch.ones_like(psi)

@@ -110,6 +110,6 @@ class PenalizedAscent(Climb):
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
         if self.eta is None:
             zeta = problem.project(point.zeta + (problem.response(point.slope) - point.zeta) / math.sqrt(t + 1))
-        else:  # Alg. 2, line 3, as printed
+        else:  # Alg. 2, line 3, and Alg. 3, line 5, as printed
             zeta = problem.project(point.zeta + self.eta * problem.gradient(point))
         return Step(zeta, zeta)

@@ -46,14 +46,14 @@ class EagerEngine(Engine):
         self._taken = 0  # steps so far, which only this engine counts where a stream does not know its length
 
     def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
-        for step, batch in self.numbered(number, skip):
+        for step, batch in self.numbered(number, skip):  # Alg. 1 and 2, line 1
             yield [self.take(batch, step, number)]
 
     def numbered(self, epoch: int, skip: int) -> Iterator[tuple[int, Batch]]:
         """The batches of an epoch after the first `skip`, each with the number of its step."""
         if self.epoch_steps is not None:
             self._taken = epoch * self.epoch_steps + skip
-        for batch in self.batches.epoch(epoch, skip):
+        for batch in self.batches.epoch(epoch, skip):  # Alg. 1 and 2, line 2
             yield self._taken, batch
             self._taken += 1
 
@@ -73,8 +73,8 @@ class EagerEngine(Engine):
         self.optimizer.zero_grad()
         start = None if self.memory is None or at is None else self.memory.recall(at)
         with self._precise(x.device):
-            surrogate = self.objective(x, y, start, step)
-        surrogate.value.backward()
+            surrogate = self.objective(x, y, start, step)  # Alg. 1 and 2, line 3
+        surrogate.value.backward()  # Alg. 1 and 2, line 4: the gradient
         gamma = self.objective.gamma.detach()
         gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
         values = (
@@ -91,7 +91,7 @@ class EagerEngine(Engine):
 
     def update(self) -> None:
         """The step, from the gradient as it stands."""
-        self.optimizer.step()
+        self.optimizer.step()  # Alg. 1 and 2, line 4
 
     def follow(self) -> None:
         """After a step: the average. It counts on the host, so it is no part of what is captured."""
