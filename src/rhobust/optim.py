@@ -121,7 +121,7 @@ class ProximalOptimizer(Optimizer):
     """Wraps a torch optimizer over theta: its step, then the prox of r in its own metric, then gamma.
 
     It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it.
-    Schedules set the learning rate of theta. That of gamma is its rule's, `gamma_rule.lr`, whatever stands in its group.
+    Schedules set the learning rate of theta. That of gamma is its rule's, `gamma_rule.lr`; its group's is not read.
     An optimizer whose per-coordinate step is not known (`METRICS`) needs `metric=` as soon as r is not zero.
 
     >>> import rhobust

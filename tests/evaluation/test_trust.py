@@ -153,6 +153,22 @@ def test_learning_is_judged_only_where_a_perfect_model_would_pass() -> None:
     y = torch.zeros(100, dtype=torch.long)
     y[:4] = 1
     assert learned(torch.zeros(100, dtype=torch.bool), y) == ([], set())
+    wrong = torch.zeros(100, dtype=torch.bool)
+    wrong[:4] = True  # as often as the constant answer, on samples of its own
+    assert learned(wrong.roll(4), y) == ([], set())
+
+
+@pytest.mark.parametrize("rare", [0, 4])
+def test_a_model_that_is_clearly_worse_than_a_constant_has_learned_nothing_however_rare_the_other_classes(
+    rare: int,
+) -> None:
+    y = torch.zeros(1000, dtype=torch.long)
+    y[:rare] = 1
+    (flag,), made = learned(y == 0, y)
+    assert flag.message.startswith(
+        f"the clean error, {(1000 - rare) / 10:.1f} %, is not clearly below {rare / 10:.1f} %"
+    )
+    assert made == {"learned"}
 
 
 def test_results_that_were_not_counted_are_flagged() -> None:

@@ -125,6 +125,8 @@ def _show_errors(found: Evaluation, run: Path) -> None:
         )
     elif not found.flags:
         say(OUT, f"no reason to doubt it: {', '.join(found.checked)} were checked")
+    if "learned" not in found.checked:
+        say(OUT, f"not checked: {found.samples} samples do not tell whether the model has learned anything")
 
 
 def _show_shifts(found: Sequence[ShiftEvaluation], run: Path) -> None:

@@ -58,10 +58,12 @@ def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag],
     answer = y.mode().values
     constant = y != answer
     only_constant, only_model = int((constant & ~wrong).sum()), int((wrong & ~constant).sum())
-    if int(constant.sum()) <= _DEVIATIONS**2:  # even a model without errors would not be clearly ahead
-        return [], set()
-    if only_constant - only_model > _DEVIATIONS * math.sqrt(only_constant + only_model):
+    ahead, chance = only_constant - only_model, _DEVIATIONS * math.sqrt(only_constant + only_model)
+    if ahead > chance:
         return [], {"learned"}
+    # Where the constant answer errs on so few samples, even a model without errors would not be clearly ahead.
+    if int(constant.sum()) <= _DEVIATIONS**2 and -ahead <= chance:
+        return [], set()
     errors = f"the clean error, {_percent(wrong)}, is not clearly below {_percent(constant)}"
     message = f"{errors}, that of the constant answer {int(answer)}: the model has learned nothing. {cause}"
     return [Flag("learned", message)], {"learned"}
