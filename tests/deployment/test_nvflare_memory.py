@@ -1,4 +1,4 @@
-"""What the engine wastes: messages in cycles are freed, and none is spelled out for a log that is off."""
+"""Memory that the engine keeps: messages in cycles are freed, and none is formatted for a log that is off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_
 
 
 class Message:
-    """As the engine leaves them: one that holds itself."""
+    """A message as the engine leaves it: it holds itself."""
 
     def __init__(self) -> None:
         self.payload, self.me = np.zeros(1000), self
@@ -22,7 +22,7 @@ class Message:
 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
-    """Python's own collector is off, so what is freed was swept; what was frozen is let go at the end."""
+    """Python's own collector is off, so only the code under test frees objects; frozen objects are released at the end."""
     gc.disable()
     try:
         yield
@@ -32,19 +32,19 @@ def _uncollected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_uncollected")
-def test_a_sweep_frees_messages_in_cycles() -> None:
-    sweep = MessageCollector()
+def test_a_collection_frees_messages_in_cycles() -> None:
+    collect_messages = MessageCollector()
     kept = []
     for _ in range(5):
         message = Message()
         kept.append(weakref.ref(message))
         del message
         assert kept[-1]() is not None  # counting references is not enough
-        sweep()
+        collect_messages()
     assert [reference() for reference in kept] == [None] * 5
 
 
-def test_a_message_is_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_not_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumableBufferList, "__repr__", ConsumableBufferList.__repr__)  # put back afterwards
     message = ConsumableBufferList([b"theta" * 100])
     assert "theta" in repr(message)

@@ -83,27 +83,25 @@ def test_a_stop_waits_for_the_round_before_the_job_is_aborted(
     assert not stop_file(report).exists()
 
 
-def test_where_only_some_are_asked_one_who_is_gone_is_told_of_once(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_if_only_some_sites_are_asked_one_that_is_gone_is_named_once(tmp_path: Path) -> None:
+    warnings: list[str] = []
 
-    class Told(Observer):
+    class Warned(Observer):
         def warned(self, message: str) -> None:
-            told.append(message)
+            warnings.append(message)
 
-    follower = submission(tmp_path, Told())
+    follower = submission(tmp_path, Warned())
     gone = round_of(0, 1, c="no answer")
     without = replace(gone, workers=2, dropped={})  # two of three were asked, and c was not
     for step, record in enumerate([gone, without, gone, without]):
         follower._tell(replace(record, step=step))
-    assert told == ["round 0: c was dropped: no answer"]
+    assert warnings == ["round 0: c was dropped: no answer"]
     assert follower._dropped == {"c"}
     follower._tell(replace(gone, workers=3, dropped={}))  # all were asked, and all answered
     assert not follower._dropped
 
 
-def test_sites_that_are_coming_back_are_waited_for_and_others_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_returning_sites_are_waited_for_and_missing_ones_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What crosses the wire, who may ask for it, and when a site is called: without a federation."""
+"""Messages on the wire, the calls that a site answers, and when a site is called: without a federation."""
 
 import itertools
 import json
@@ -54,14 +54,14 @@ def test_a_task_and_an_upload_arrive_to_the_bit() -> None:
     assert same(to_upload(from_upload(UPLOAD)), UPLOAD)
 
 
-def test_messages_need_nothing_but_plain_values_and_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_plain_values_and_need_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*words: object, **named: object) -> None:
         raise AssertionError("a pickle")
 
     for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
     for message, back in ((from_task(TASK), to_task), (from_upload(UPLOAD), to_upload)):
-        packed = msgpack.packb(message, strict_types=True)  # fails on whatever is not plain
+        packed = msgpack.packb(message, strict_types=True)  # fails on a value that is not plain
         assert msgpack.unpackb(packed) == message
         sent = fobs.dumps(message)  # the engine's own way
         assert same(back(fobs.loads(sent)), TASK if back is to_task else UPLOAD)
@@ -110,7 +110,7 @@ def test_what_is_no_upload_at_all_is_refused(answer: object) -> None:
 
 
 class Wires:
-    """A transport that remembers who was called and fails whom it is told to."""
+    """A transport that records its calls, and fails for the sites in `down`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -131,7 +131,7 @@ class Wires:
         return found
 
 
-def test_who_let_a_deadline_pass_is_not_waited_for_again_and_is_tried_briefly_and_ever_less_often() -> None:
+def test_a_site_that_misses_a_deadline_is_not_waited_for_and_is_called_again_after_ever_longer_pauses() -> None:
     wires = Wires()
     sites = wires.sites()
     wires.down["b"] = "no answer within 30 s"
@@ -144,16 +144,16 @@ def test_who_let_a_deadline_pass_is_not_waited_for_again_and_is_tried_briefly_an
         wires.calls.clear()
         assert isinstance(sites.ask(TASK, ["a", "b", "c"])["b"], str)
         assert [names for function, names, _ in wires.calls if function == "gradient"] == [["a", "c"]]
-        knocks = [(names, seconds) for function, names, seconds in wires.calls if function == "prepare"]
-        assert knocks in ([], [(["b"], 1.0)])
-        tried += [second] if knocks else []
+        retries = [(names, seconds) for function, names, seconds in wires.calls if function == "prepare"]
+        assert retries in ([], [(["b"], 1.0)])
+        tried += [second] if retries else []
     assert tried == [10, 30, 70, 150]
     wires.down.clear()
     wires.now = 1000.0
     assert isinstance(sites.ask(TASK, ["a", "b", "c"])["b"], Upload)
 
 
-def test_who_prepares_and_then_misses_every_deadline_is_waited_for_ever_less_often() -> None:
+def test_a_site_that_prepares_and_then_misses_every_deadline_is_asked_ever_less_often() -> None:
     wires = Wires()
     sites, waited = wires.sites(), []
 
@@ -178,7 +178,7 @@ def test_what_a_site_says_cannot_flood_a_log_or_steer_a_terminal(message: Messag
     assert found.isprintable()
 
 
-def test_who_is_not_connected_is_never_called() -> None:
+def test_a_site_that_is_not_connected_is_never_called() -> None:
     wires = Wires()
     sites = wires.sites(present=["a", "c"])
     wires.now = 1e9
@@ -193,7 +193,7 @@ def called_by(monkeypatch: pytest.MonkeyPatch, caller: str) -> None:
 
 
 def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whoever chooses theta and the size of a batch can read single samples from the answer.
+    # A party that chooses theta and the size of a batch can reconstruct single samples from the answer.
     site, done = Site(), list[str]()
 
     def work() -> dict[str, Any]:
@@ -210,7 +210,9 @@ def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("looks", [0, 3, 10**9])
-def test_who_is_being_shut_down_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: int) -> None:
+def test_a_site_that_is_being_shut_down_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: int
+) -> None:
     """The server hears of an abort after so many looks; what a failing site says of itself proves nothing."""
 
     class Answers(dict[str, object]):
@@ -247,7 +249,7 @@ def test_who_is_being_shut_down_has_not_failed(monkeypatch: pytest.MonkeyPatch, 
     assert failures == {"b": r"cannot be reached: \x1b[2J runtime is shutting down"}  # nothing that steers a terminal
 
 
-def test_a_training_begins_without_those_who_fail_either_of_its_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_begins_without_sites_that_fail_either_of_its_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, coordinator, wanted = PatientController(server_obj_id="c"), SimpleNamespace(missing=[]), []
     controller.client_info = dict.fromkeys(["a", "b", "c"])
     controller.client_setup_status = dict.fromkeys(["a", "b", "c"], False)
@@ -265,8 +267,8 @@ def test_a_training_begins_without_those_who_fail_either_of_its_first_calls(monk
     for name, missing in ((SYNC_TASK_NAME, ["c"]), (SETUP_TASK_NAME, ["c", "b"])):
         controller.broadcast_and_wait(task=SimpleNamespace(name=name), fl_ctx=context, min_responses=3)
         assert coordinator.missing == missing
-    assert wanted == [3, 2]  # answers, of those who may still give one
-    assert all(controller.client_info.values())  # what the engine looks at before it gives up
+    assert wanted == [3, 2]  # answers, of the sites that may still give one
+    assert all(controller.client_info.values())  # what the engine checks before it ends the job
     assert all(controller.client_setup_status.values())
 
 
@@ -367,7 +369,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     return make_kits(tmp_path_factory.mktemp("kits") / "fed", 11, "localhost", 8002)
 
 
-def test_kits_let_a_job_name_our_classes_only_and_nobody_send_code(kits: Kits, tmp_path: Path) -> None:
+def test_kits_let_a_job_name_our_classes_only_and_no_party_send_code(kits: Kits, tmp_path: Path) -> None:
     assert kits.sites[0] == "site-01"
     assert list(kits.sites) == sorted(kits.sites)  # the server sorts by name, and a site's number is its place
     assert Kits.find(kits.path) == kits
@@ -423,7 +425,7 @@ def test_keys_are_for_their_owner_alone_and_stay_in_their_kits(kits: Kits) -> No
 def test_a_directory_that_holds_something_is_left_alone(kits: Kits) -> None:
     with pytest.raises(RunError, match="not empty; nothing was changed"):
         make_kits(kits.path, 2, "localhost", 8002)
-    with pytest.raises(ConfigError, match="at least one worker") as problem:
+    with pytest.raises(ConfigError, match="at least one site") as problem:
         make_kits(kits.path / "new", 0, "a b", 70_000)
     assert len(problem.value.problems) == 3
 

@@ -1,4 +1,4 @@
-"""Sites that die, lie, sleep or are not who they say; a server that is killed: with real processes."""
+"""Sites that die, send invalid uploads, sleep or have a foreign certificate; a killed server: with real processes."""
 
 import json
 import os
@@ -37,18 +37,18 @@ DEADLINE = "4"
 SECRET = "/patients/names.npz"
 
 # The rhobust that is installed at the second site, as its owner has changed it: in the rounds that a file names it
-# answers as the file says. It is loaded by that site's processes only.
-LIAR = """
+# fails as the file says. Only that site's processes load it.
+FAULTY = """
 import sys
 if any("worker_process" in word for word in sys.orig_argv):
     import json, os, pathlib, time
-    if pathlib.Path({lies!r} + ".dead").exists():
+    if pathlib.Path({faults!r} + ".dead").exists():
         os._exit(1)
     from rhobust.deployment.site import Site
     honest = Site._gradient
-    def lying(self, task):
+    def faulty(self, task):
         answer = honest(self, task)
-        file = pathlib.Path({lies!r})
+        file = pathlib.Path({faults!r})
         how = json.loads(file.read_text()).get(str(task["round"])) if file.exists() else None
         vector = answer["theta"]
         if how == "raise":
@@ -64,7 +64,7 @@ if any("worker_process" in word for word in sys.orig_argv):
             "more": answer | {{"extra": 1}},
             "greedy": answer | {{"gamma": 5.0}},
         }}.get(how, answer)
-    Site._gradient = lying
+    Site._gradient = faulty
 """
 NAMED = {
     "raise": "RuntimeError",
@@ -88,10 +88,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def federation(folder: Path) -> Iterator[Deployment]:
     with deployed(folder / "fed", 2) as federation:
         federation.use(digits_file(folder / "digits.npz"))
-        code = folder / "liar"
+        code = folder / "faulty"
         code.mkdir()
-        lies = str(folder / "lies.json")
-        (code / "sitecustomize.py").write_text(LIAR.format(lies=lies, secret=SECRET, deadline=DEADLINE))
+        faults = str(folder / "faults.json")
+        (code / "sitecustomize.py").write_text(FAULTY.format(faults=faults, secret=SECRET, deadline=DEADLINE))
         federation.start("server")
         federation.start("site-1")
         federation.start("site-2", PYTHONPATH=str(code))
@@ -103,17 +103,17 @@ def submit(federation: Deployment, folder: Path, tmp_path: Path) -> Submit:
     """A training into tmp_path/run with some settings besides ours."""
 
     def submitted(*options: str, **more: object) -> subprocess.Popen[str]:
-        data = os.path.relpath(folder / "digits.npz")  # as somebody would write it; the server is elsewhere
+        data = os.path.relpath(folder / "digits.npz")  # as a user would write it; the server is elsewhere
         words = [f"{key}={value}" for key, value in (SETTINGS | {"data": data} | more).items()]
         return federation.submit(*words, "--out", str(tmp_path / "run"), *options)
 
     return submitted
 
 
-def test_a_site_whose_process_does_not_come_up_is_left_out_of_a_training_that_begins(
+def test_a_training_begins_without_a_site_whose_process_does_not_start(
     federation: Deployment, folder: Path, submit: Submit, tmp_path: Path
 ) -> None:
-    dead = folder / "lies.json.dead"
+    dead = folder / "faults.json.dead"
     dead.touch()
     try:
         training = submit("--deadline", DEADLINE, rounds=30, quorum=1)
@@ -130,21 +130,21 @@ def test_a_site_whose_process_does_not_come_up_is_left_out_of_a_training_that_be
 def test_a_faulty_answer_is_dropped_and_named_and_an_interrupt_waits_for_its_checkpoint(
     federation: Deployment, folder: Path, tmp_path: Path, submit: Submit
 ) -> None:
-    told = {3 + 2 * number: how for number, how in enumerate(NAMED)}
-    (folder / "lies.json").write_text(json.dumps(told))
+    planned = {3 + 2 * number: how for number, how in enumerate(NAMED)}
+    (folder / "faults.json").write_text(json.dumps(planned))
     run = tmp_path / "run"
     process = submit("--deadline", DEADLINE, rounds=100_000)
     with killed_at_last(process):
-        until(lambda: len(lines(run)) > max(told), "every lie to be told")
+        until(lambda: len(lines(run)) > max(planned), "every fault to happen")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    (folder / "lies.json").unlink()
+    (folder / "faults.json").unlink()
     assert process.returncode == 130, said
     assert f"--resume {run}" in said
     rounds = lines(run)
     assert (run / "checkpoints" / f"step-{len(rounds):09d}.safetensors").exists()  # nothing that was done is lost
-    for line in rounds[: max(told) + 1]:  # every round stands
-        how = told.get(line["step"])
+    for line in rounds[: max(planned) + 1]:  # every round stands
+        how = planned.get(line["step"])
         assert list(line["dropped"]) == (["site-2"] if how else []), line
         assert line["workers"] == (1 if how else 2)
         if how:
@@ -271,7 +271,7 @@ def test_a_site_with_a_certificate_of_another_authority_is_refused(
 
 
 def _handshake(federation: Deployment, startup: Path | None) -> str:
-    """What the server thinks of a certificate, of none as well, from one who trusts the server."""
+    """Whether the server accepts a certificate, or none, from a party that trusts the server."""
     context = ssl.create_default_context(cafile=str(federation.path / "site-1" / "startup" / "rootCA.pem"))
     if startup:
         context.load_cert_chain(startup / "client.crt", startup / "client.key")

@@ -31,15 +31,15 @@ _ABORTING = 1.0  # seconds between a site's hearing of an abort and the server's
 
 
 class Coordinator:
-    """Runs the rounds into a run directory: a new one where there are settings, else the one that is there.
+    """Runs the rounds into a run directory: a new one if there are settings, else the existing one.
 
-    How it ended is written to `report`, for whoever submitted the training; once there is a `stop_file` beside it, no
-    further round begins.
+    How it ended is written to `report`, for the administrator who submitted the training. Once there is a `stop_file`
+    beside it, no further round begins.
     """
 
     def __init__(self, out: str, report: str, sites: list[str], deadline: float, config: str = "") -> None:
         self.out, self.report, self.sites, self.deadline, self.config = out, report, sites, deadline, config
-        self.missing: list[str] = []  # sites that are connected and whose process does not come up
+        self.missing: list[str] = []  # sites that are connected and whose process does not start
         self._collect_messages: MessageCollector | None = None
 
     @collab.main  # type: ignore[untyped-decorator]
@@ -52,7 +52,7 @@ class Coordinator:
             outcome = FINISHED
         except _Stop:
             pass
-        except _Aborted:  # stopped, too
+        except _Aborted:  # the outcome is STOPPED, too
             raise RunAborted from None
         except Exception as problem:
             outcome = str(problem) if isinstance(problem, RhobustError) else f"{type(problem).__name__}: {problem}"
@@ -83,15 +83,15 @@ class Coordinator:
             self._collect_messages()
         found = getattr(collab.get_clients(list(names))(timeout=seconds), function)(argument)
         reasons = {name: _reason(error, seconds) for name, error in found.failures.items()}
-        # Who fails at once may be the first to hear of an abort; in a time that ran out the server has heard of it too.
+        # A site that fails at once may have heard of an abort before the server. After a timeout the server knows, too.
         quick = not all(isinstance(_cause(error), TimeoutError) for error in found.failures.values())
         if reasons and _is_aborted(_ABORTING if quick else 0.0):
-            raise _Aborted  # who is being shut down has not failed: no round without them
+            raise _Aborted  # sites that are being shut down have not failed: no round without them
         return dict(found), reasons
 
 
 class _Stop(Halted):
-    """The administrator who submitted the training wants it to stop."""
+    """The administrator asked for a stop."""
 
 
 class _Aborted(Halted):
@@ -99,7 +99,7 @@ class _Aborted(Halted):
 
 
 def _is_aborted(seconds: float) -> bool:
-    """Whether the engine has ended the job, or does within so many seconds."""
+    """Whether the engine has ended the job, or does within the given seconds."""
     until = time.monotonic() + seconds
     while not collab.is_aborted and time.monotonic() < until:
         time.sleep(0.05)
@@ -112,7 +112,7 @@ def stop_file(report: Path) -> Path:
 
 
 class _Log(Observer):
-    """What should be known of a training, in the server's log."""
+    """Writes the warnings of a training to the server's log."""
 
     def warned(self, message: str) -> None:
         _LOG.warning(message)

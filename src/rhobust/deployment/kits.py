@@ -1,13 +1,13 @@
 """Start-up kits: certificates and rules by which the parties of a federation know each other.
 
     fed/federation.json     the server's name and port, and the names of all sites
-    fed/authority/          the authority that signed every certificate: keep it, show it to nobody
+    fed/authority/          the certificate authority, which signed every certificate: keep it secret
     fed/server/             the server's kit
     fed/site-1/, ...        a kit for each site, to be carried to its machine; site.toml there names its data
-    fed/admin/              the kit of whoever submits trainings
+    fed/admin/              the kit of the administrator, who submits trainings
 
-Every party runs the rhobust that is installed on its machine and nothing that is sent to it: only our two classes and
-the two of the engine that carry calls are on the lists of what a job may name, and nobody has the right to send code.
+Every party runs only the rhobust that is installed on its machine. A job may name two classes of rhobust and the two of
+the engine that carry calls. No party has the right to send code.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ COORDINATOR = "rhobust.deployment.coordinator.Coordinator"
 SITE = "rhobust.deployment.site.Site"
 _LAUNCHER = "rhobust.deployment.launcher.PatientLauncher"
 
-# Messages go in pieces of 4 MiB, each acknowledged: a small model is one. What arrived is remembered, with a thread for
-# every message, while it might be sent again; a piece that took half a minute is too late for its round anyway.
+# Messages go in pieces of 4 MiB, each acknowledged: a small model is one piece. The engine keeps a message, with a
+# thread, while it might be sent again; a piece that took half a minute is too late for its round anyway.
 _PIECE = 4 * 2**20
 _TRANSPORT = {"streaming_chunk_size": _PIECE, "streaming_ack_interval": _PIECE, "streaming_retry_timeout": 30.0}
 
@@ -55,7 +55,7 @@ data = "digits"
 
 
 class FederationError(RhobustError):
-    """The federation cannot do what was asked of it; the message says who or what stands in the way."""
+    """The federation cannot do what was asked of it; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class Kits:
 
     @property
     def admin(self) -> Path:
-        """Where the kit for submitting is."""
+        """The folder of the administrator's kit."""
         return self.path / "admin"
 
     def answers(self) -> bool:
-        """Whether somebody listens where the server should."""
+        """Whether a process listens at the server's address."""
         try:
             socket.create_connection((self.host, self.port), timeout=2).close()
         except OSError:
@@ -94,10 +94,10 @@ class Kits:
 
 
 def make_kits(path: Path, workers: int, host: str, port: int) -> Kits:
-    """Provision: an authority, a server, sites and one who may submit, with mutual TLS between them."""
+    """Provision a certificate authority, a server, sites and an administrator, with mutual TLS between them."""
     problems = []
     if workers < 1:
-        problems.append(f"a federation needs at least one worker, not {workers}")
+        problems.append(f"a federation needs at least one site, but workers is {workers}")
     if not 0 < port < 2**16:
         problems.append(f"port must be between 1 and 65535, not {port}")
     digits = len(str(workers))
@@ -140,11 +140,11 @@ def _made(path: Path, sites: Sequence[str], host: str, port: int) -> Kits:
 
 
 def _forget_keys(work: Path) -> None:
-    """Of the authority's books: a site's private key is the site's alone, once its kit has left."""
-    for book in work.rglob("cert.json"):
-        kept = json.loads(book.read_text())
+    """Remove the private keys of the parties from the authority's records: each stays in its own kit alone."""
+    for records in work.rglob("cert.json"):
+        kept = json.loads(records.read_text())
         parties = {name: party for name, party in kept.items() if isinstance(party, dict)}
-        write_json(book, kept | {name: {"cert": party["cert"]} for name, party in parties.items()})
+        write_json(records, kept | {name: {"cert": party["cert"]} for name, party in parties.items()})
 
 
 def _provisioned(work: Path, host: str, port: int, sites: Sequence[str]) -> Path:
@@ -158,12 +158,12 @@ def _provisioned(work: Path, host: str, port: int, sites: Sequence[str]) -> Path
     from nvflare.lighter.provisioner import Provisioner
 
     project = Project(name=_PROJECT, description="", props={"api_version": 3, "name": _PROJECT})
-    everybody: list[dict[str, Any]] = [
+    parties: list[dict[str, Any]] = [
         {"name": host, "type": "server", "fed_learn_port": port, "admin_port": port},
         *({"name": site, "type": "client"} for site in sites),
         {"name": ADMIN, "type": "admin", "role": "lead"},
     ]
-    for party in everybody:
+    for party in parties:
         project.add_participant(participant_from_dict(party | {"org": _ORGANIZATION}))
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config"), CertBuilder(), SignatureBuilder()]
     said = io.StringIO()
@@ -175,7 +175,7 @@ def _provisioned(work: Path, host: str, port: int, sites: Sequence[str]) -> Path
 
 
 def _tighten(kit: Path) -> None:
-    """Nobody sends code or looks around by shell commands; warnings only in the logs, and those in files."""
+    """No rights to send code or to run shell commands; logs hold warnings only, and are files."""
     local = kit / "local"
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"] = {
@@ -204,7 +204,7 @@ def _restrict(kit: Path) -> None:
 
 
 def place_stores(kit: Path) -> None:
-    """What the server lets a job do, and its stores: in its kit, wherever that is now, not in a temporary directory."""
+    """What the server lets a job do, and its stores: in its kit, at its current place, not in a temporary directory."""
     resources = _resources(kit)
     resources["class_allow_list"] = [COORDINATOR, _CONTROLLER]
     stores = kit.resolve() / "stores"

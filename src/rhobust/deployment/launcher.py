@@ -7,10 +7,10 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 
 
 class PatientLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
-    """The engine's launcher, but for what it tells the server of a process that was killed.
+    """The engine's launcher, which does not report to the server that a process was killed.
 
-    The engine ends the whole training when one site's process fails. The coordinator notices by itself who does not
-    answer, and goes on with the others.
+    On such a report the engine ends the whole training. The coordinator notices by itself that a site does not answer,
+    and goes on with the others.
     """
 
     def launch_job(self, job_meta: dict[str, object], fl_ctx: object) -> JobHandleSpec:

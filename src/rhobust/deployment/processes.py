@@ -56,7 +56,7 @@ class Party:
         return process if same else None
 
     def launch(self) -> Callable[[], None]:
-        """Start it; the call that comes back waits until it is up: the server listens, a site has joined."""
+        """Start it. The function returned waits until it is up: the server listens, a site has joined."""
         if self.is_server:
             place_stores(self.kit)
             self._refuse_taken_port()
@@ -79,7 +79,7 @@ class Party:
         return wait
 
     def stop(self) -> None:
-        """End it and whatever it started; at once where it does not end by itself."""
+        """End it and every process that it started; kill those that do not end in time."""
         process = self.process()
         if process is None:
             return
@@ -91,7 +91,7 @@ class Party:
         psutil.wait_procs(family, timeout=_GRACE)
 
     def _spawn(self) -> int:
-        """A process that outlives this one, in a session of its own: a Ctrl-C at the terminal is not meant for it."""
+        """A process that outlives this one, in its own session, so that Ctrl-C at the terminal does not reach it."""
         words = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         files = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -102,11 +102,11 @@ class Party:
 
     def _command(self) -> list[str]:
         kind = "server" if self.is_server else "client"
-        who = [] if self.is_server else [f"uid={self.name}", "heart_beat_interval=5"]
+        identity = [] if self.is_server else [f"uid={self.name}", "heart_beat_interval=5"]
         return [
             *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"),
             *("-m", str(self.kit), "-s", f"fed_{kind}.json"),
-            *("--set", "secure_train=true", *who, "org=rhobust", "config_folder=config"),
+            *("--set", "secure_train=true", *identity, "org=rhobust", "config_folder=config"),
         ]
 
     def _address(self) -> tuple[str, int]:
@@ -147,7 +147,7 @@ def parties(path: Path, only: str | None = None) -> list[Party]:
 
 
 def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
-    """Start them, the sites at once; if one does not come up, those that this call started are stopped again."""
+    """Start them, the sites at once; if one does not start, those that this call started are stopped again."""
     waits: dict[Party, Callable[[], None]] = {}
     try:
         for party in found:
@@ -167,7 +167,7 @@ def start(found: Sequence[Party], tell: Callable[[str], None]) -> None:
 
 
 def stop(found: Sequence[Party], tell: Callable[[str], None]) -> None:
-    """Stop them, the server first: no round should be taken with the few who are left."""
+    """Stop them, the server first: no round should be taken with the sites that are left."""
     for party in found:
         if party.process():
             party.stop()
@@ -180,6 +180,6 @@ def _gently(act: Callable[[], None]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's own; where the data are is said from the root on, since a party works in its kit."""
+    """This process's environment, with an absolute RHOBUST_DATA, since a party works in its kit."""
     where = os.environ.get("RHOBUST_DATA")
     return _ARENAS | os.environ | ({"RHOBUST_DATA": str(Path(where).absolute())} if where else {})

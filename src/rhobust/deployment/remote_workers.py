@@ -12,16 +12,16 @@ from rhobust.federation.messages import Task, Upload
 from rhobust.training.engine import Warn
 
 Call = Callable[[Sequence[str], str, Message, float], tuple[Mapping[str, object], Mapping[str, str]]]
-"""(sites, function, argument, seconds) -> the values of those who answered, and why others did not."""
+"""(sites, function, argument, seconds) -> the values of the sites that answered, and why the others did not."""
 
 _FIRST_CALL = 120.0  # seconds to load data and build a model
-_KNOCK = 1.0  # seconds to wait for one who did not answer before: what it costs the others
-_FIRST_PAUSE = 10.0  # seconds before one who fell silent is tried again; twice as long every time
+_RETRY = 1.0  # seconds to wait for a silent site that is called again; the others wait as long
+_FIRST_PAUSE = 10.0  # seconds before a silent site is called again; doubles every time
 
 
 @dataclass
 class _Silence:
-    """One who does not take part for now."""
+    """A site that is not called for now."""
 
     reason: str
     until: float
@@ -30,8 +30,8 @@ class _Silence:
 class Sites(Workers):
     """Workers behind a transport, each with `deadline` seconds to answer.
 
-    Whoever lets a deadline pass is left out until it answers again; it is tried now and then, briefly. What somebody
-    answers is judged by the server.
+    A site that misses a deadline is left out until it answers again; it is called again after ever longer pauses, for a
+    short time. The server checks the answers.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Sites(Workers):
         self.settings, self.deadline = settings | {"workers": list(names)}, deadline
         self._call, self._clock = call, clock
         self._silent = {name: _Silence("is not connected", float("inf")) for name in names if name not in present}
-        self._pauses: dict[str, float] = {}  # of those who fell silent and have not uploaded since
+        self._pauses: dict[str, float] = {}  # of the sites that fell silent and have not uploaded since
 
     def prepare(self, warn: Warn) -> None:
         self._prepare([name for name in self.names if name not in self._silent], _FIRST_CALL)
 
     def ask(self, task: Task, asked: Sequence[str]) -> Mapping[str, Upload | str]:
-        """The uploads of those who are there, and for every other the reason."""
-        self._prepare([name for name in asked if name in self._silent and self._is_due(name)], _KNOCK)
+        """The upload of each site that answers, and for every other site the reason."""
+        self._prepare([name for name in asked if name in self._silent and self._is_due(name)], _RETRY)
         present = [name for name in asked if name not in self._silent]
         answers: dict[str, Upload | str] = {name: self._silent[name].reason for name in asked if name in self._silent}
         if present:
-            values, failures = self._call(present, "gradient", from_task(task), self.deadline)
+            values, failures = self._call(present, "gradient", from_task(task), self.deadline)  # Alg. 3, line 2
             answers |= {name: _upload(value) for name, value in values.items()}
             for name in values:
                 self._pauses.pop(name, None)
@@ -68,7 +68,7 @@ class Sites(Workers):
         return answers
 
     def _prepare(self, names: Sequence[str], seconds: float) -> None:
-        """Have them load their data; from then on they are asked."""
+        """Have sites load their data; from then on they are asked."""
         if not names:
             return
         values, failures = self._call(names, "prepare", self.settings, seconds)
@@ -88,7 +88,7 @@ class Sites(Workers):
 
 
 def _problem(value: object) -> str | None:
-    """What a site says went wrong, if anything."""
+    """The problem that a site reports, if any."""
     if isinstance(value, dict) and isinstance(value.get("problem"), str):
         return f"failed: {printable(value['problem'], 60)} (its own log says more)"
     return None
@@ -102,5 +102,5 @@ def _upload(value: object) -> Upload | str:
 
 
 def printable(words: str, most: int) -> str:
-    """Words of a site, for a log and a terminal: not too many, and nothing that steers one."""
+    """Text of a site for a log and a terminal: at most `most` characters, and no control characters."""
     return ascii(words[:most])[1:-1]

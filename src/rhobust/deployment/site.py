@@ -25,7 +25,7 @@ from rhobust.runs.config import Config
 from rhobust.support.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")
-_COORDINATOR = "server"  # the engine's name for whoever runs the job's controller
+_COORDINATOR = "server"  # the engine's name for the process of the job's controller
 _KEYS = {"data": str, "data_dir": str, "share": str}
 
 
@@ -39,7 +39,7 @@ class LocalData:
 
     @classmethod
     def read(cls, path: Path) -> LocalData:
-        """The file's settings, with paths as seen from where it lies; one error lists every problem."""
+        """The file's settings, with paths relative to its folder; one error lists every problem."""
         found = read_toml(path)
         problems = [unknown("key", key, _KEYS) for key in found if key not in _KEYS]
         problems += [f"{key} must be text" for key in _KEYS if not isinstance(found.get(key, ""), str)]
@@ -48,7 +48,7 @@ class LocalData:
         if problems:
             raise ConfigError(f"{path}: {problem}" for problem in problems)
         local = cls(**found)
-        local.part(1)  # what is wrong with the share is said now
+        local.part(1)  # raises if the share is wrong
         if local.data not in DATA:
             local = replace(local, data=str(path.parent / local.data))
         return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
@@ -59,7 +59,7 @@ class LocalData:
         return DataSet(data.name, data.train[self.part(len(data.train))], data.test, data.bounds, data.classes)
 
     def part(self, samples: int) -> slice:
-        """Which of so many samples are this site's: all, or every n-th from the k-th on, for a share of "k/n".
+        """This site's part of the samples: all of them, or every n-th from the k-th on for a share of "k/n".
 
         >>> LocalData("digits", share="2/3").part(8)
         slice(1, 8, 3)
@@ -108,10 +108,11 @@ class SiteWork:
 
 
 class Site:
-    """What the coordinator may call, and nobody else: the engine lets every party of a job call every other, and who
-    chooses the tasks of a site can read its samples from the answers.
+    """The functions that the coordinator calls.
 
-    Answers are plain values; of a failure only its kind leaves the site.
+    The engine lets every party of a job call every other. A party that chooses the tasks of a site can reconstruct its
+    samples from the answers, so the site answers the coordinator only. Answers are plain values; of a failure only its
+    kind leaves the site.
     """
 
     def __init__(self) -> None:
@@ -148,12 +149,12 @@ class Site:
         return from_upload(prepared.worker.upload(prepared.samples, to_task(task), prepared.number))
 
     def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
-        """The answer, or the kind of problem: its words may name files and values, so they stay in the site's own log.
+        """The answer, or the kind of problem: its message may name files and values, and stays in the site's own log.
 
-        One call at a time: who is still busy with a round that the others have left behind says so.
+        One call at a time: a site that is still busy with an earlier round answers `Busy`.
         """
         if collab.caller != _COORDINATOR:
-            _LOG.warning("%s asked, and only the coordinator may", collab.caller)
+            _LOG.warning("%s called, and only the coordinator may", collab.caller)
             return {"problem": "Stranger"}
         if not self._busy.acquire(blocking=False):
             return {"problem": "Busy"}

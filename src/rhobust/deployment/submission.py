@@ -30,14 +30,14 @@ from rhobust.training.observers import Observer
 from rhobust.training.record import RoundRecord
 
 _LOGIN = 10.0  # seconds to reach the server
-_LOOK = 2.0  # seconds between two looks at who is there
+_LOOK = 2.0  # seconds between two questions which sites are connected
 _STOP = 30.0  # seconds for a training to end its round and write a checkpoint
-_SILENCE = 60.0  # seconds without an answer from the server after which it is given up
+_SILENCE = 60.0  # seconds without an answer after which the server counts as gone
 _FRESH = 10.0  # seconds since a site was heard of; it calls every five
-_POLL = 1.0  # seconds between two questions of a site for a task: it gets two, and asks to the end
+_POLL = 1.0  # seconds between two requests of a site for a task: it gets two, and asks to the end
 _COMING_UP = 30.0  # seconds for a site's process to start, besides those for an answer
 _REJOINING = 20.0  # seconds for sites to find a server again that was started anew
-_PAUSE = 30.0  # seconds at least between two restarts for the sake of one who came back; doubles
+_PAUSE = 30.0  # seconds at least between two restarts for a site that came back; doubles
 
 
 def job_of(coordinator: Coordinator, sites: Mapping[str, Site]) -> FedJob:
@@ -57,11 +57,11 @@ def job_of(coordinator: Coordinator, sites: Mapping[str, Site]) -> FedJob:
 
 @contextlib.contextmanager
 def admin(kits: Kits) -> Iterator[Session]:
-    """A conversation with the server; whatever cannot be said in it is a `FederationError`."""
+    """A session with the server; every failure in it is a `FederationError`."""
     where = f"the server at {kits.host}:{kits.port}"
     try:
         if not kits.answers():
-            raise ConnectionError("nobody listens there")
+            raise ConnectionError("no process listens there")
         with _hushed():
             session = Session(username=ADMIN, startup_path=str(kits.admin), secure_mode=True)
             try:
@@ -70,7 +70,7 @@ def admin(kits: Kits) -> Iterator[Session]:
                 with contextlib.suppress(Exception):
                     session.close()
                 raise
-    except Exception as problem:  # the engine has many words for it
+    except Exception as problem:  # the engine raises many kinds
         start = f"rhobust federation start {kits.path}"
         raise FederationError(f"{where} cannot be reached ({_line(problem)}); start it with: {start}") from None
     try:
@@ -78,14 +78,14 @@ def admin(kits: Kits) -> Iterator[Session]:
     except RhobustError:
         raise
     except Exception as problem:
-        raise FederationError(f"{where} did not do what was asked: {_line(problem)}") from None
+        raise FederationError(f"{where} could not do what was asked: {_line(problem)}") from None
     finally:
         with _hushed(), contextlib.suppress(Exception):
             session.close()
 
 
 def present(session: Session, names: Sequence[str] = ()) -> dict[str, bool]:
-    """The sites (of these, or of all) that are there now, and whether each is at work."""
+    """The sites (of these, or of all) that are connected now, and whether each is at work."""
     with _hushed():
         try:
             found = session.get_client_job_status(list(names) or None) or []
@@ -98,8 +98,8 @@ def present(session: Session, names: Sequence[str] = ()) -> dict[str, bool]:
 class Submission:
     """A training that a federation is asked for, into a run directory on the server's machine.
 
-    The server takes it through as many of the engine's jobs as needed: one, unless a site that was lost comes back.
-    Then the job is stopped with a checkpoint, and the next goes on from there with everybody.
+    The server runs it as one job of the engine. If a lost site comes back, the job is stopped with a checkpoint, and
+    another one goes on from there with all sites.
     """
 
     kits: Kits
@@ -113,7 +113,7 @@ class Submission:
     _not_before: float = field(default=0.0, init=False)
 
     def follow(self) -> Run:
-        """Until the model is there. An interrupt stops the training after a checkpoint."""
+        """Follow the training until the model is trained. An interrupt stops it after a checkpoint."""
         run = Run.find(self.out.resolve()) if self.config is None else Run.vacant(self.out.resolve())
         known = self.config or run.config()
         if run.finished:
@@ -127,7 +127,7 @@ class Submission:
                 self._read = run.metrics_path.stat().st_size if records else 0
                 self._dropped = frozenset()
                 self._take_part(session, run, known)
-                self.config = None  # whatever comes next goes on from here
+                self.config = None  # the next job goes on from here
         return run
 
     def _check(self, run: Run, known: Config) -> None:
@@ -156,9 +156,9 @@ class Submission:
                 job = str(session.submit_job(str(Path(folder) / "rhobust")))
             again = self._watched(session, run, job, report)
         except FederationError:
-            raise  # there is nobody left to be stopped
+            raise  # there is no job left to be stopped
         except BaseException as problem:
-            if job is not None or not isinstance(problem, Exception):  # what could not be handed over does not run
+            if job is not None or not isinstance(problem, Exception):  # a job that could not be submitted does not run
                 _stop(session, job, report, self.deadline)
             raise
         finally:
@@ -168,14 +168,14 @@ class Submission:
         if again and outcome in (STOPPED, ""):
             return  # the next goes on from the last checkpoint
         if outcome == STOPPED:
-            raise FederationError("the training was stopped by somebody else, through the engine")
+            raise FederationError("the training was stopped from outside, through NVFlare")
         if outcome != FINISHED:
             raise FederationError(
                 outcome or f"the training was lost; {self.kits.path / 'server' / str(job) / 'log.txt'} says more"
             )
 
     def _watched(self, session: Session, run: Run, job: str, report: Path) -> bool:
-        """Show what happens until the job has ended, or had to, because a site is back: whether there is another."""
+        """Show the rounds until the job has ended; whether it was stopped for another because a site came back."""
         look, waiting, silent_since = time.monotonic() + _LOOK, set[str](), None
         while not _outcome(report):
             self._show(run)
@@ -186,7 +186,7 @@ class Submission:
                         status = str(session.get_job_status(job))
                     back = self._idle(session) if now > self._not_before else set()
                     silent_since = None
-                except Exception as problem:  # a busy server may miss a question; one that is gone misses them all
+                except Exception as problem:  # a busy server may miss one question; a server that is gone misses all
                     silent_since = silent_since or now
                     if now - silent_since > _SILENCE or not self.kits.answers():
                         raise FederationError(f"the server is gone: {_line(problem)}") from None
@@ -194,7 +194,7 @@ class Submission:
                 if status.startswith("FINISHED:"):
                     return False
                 if (back & waiting) and not _outcome(report):  # seen twice: it has settled
-                    self.observer.warned(f"{', '.join(sorted(back))} came back; going on with everybody")
+                    self.observer.warned(f"{', '.join(sorted(back))} came back; going on with all sites")
                     self._not_before, self._pause = now + self._pause, 2 * self._pause
                     _stop(session, job, report, self.deadline)
                     return True
@@ -203,7 +203,7 @@ class Submission:
         return False
 
     def _idle(self, session: Session) -> set[str]:
-        """Those who were dropped, but are there and have nothing to do."""
+        """The sites that were dropped, but are connected and idle."""
         with _hushed():
             clients = session.get_connected_client_list() if self._dropped else []
         heard = [
@@ -212,12 +212,12 @@ class Submission:
         return {name for name, busy in present(session, heard).items() if not busy} if heard else set()
 
     def _show(self, run: Run) -> None:
-        """Rounds that were logged since the last look, to the observer."""
+        """Report the rounds that were logged since the last call to the observer."""
         if not run.metrics_path.exists():
             return
         self._read = min(self._read, run.metrics_path.stat().st_size)  # a resumed run is cut back to its checkpoint
         with run.metrics_path.open("rb") as file:
-            if self._read:  # cut back and grown again between two looks, it may have no line that begins there
+            if self._read:  # a file that was cut back and grew again may have no line that begins there
                 file.seek(self._read - 1)
                 if file.read(1) != b"\n":
                     self._read += len(file.readline())
@@ -227,20 +227,20 @@ class Submission:
                     self._tell(RoundRecord(**json.loads(line)))
 
     def _tell(self, record: RoundRecord) -> None:
-        """A round; who is dropped only when that is news."""
+        """Report a round; a dropped site only if it was not dropped before."""
         for name, reason in record.dropped.items():
             if name not in self._dropped:
                 self.observer.warned(f"round {record.step}: {name} was dropped: {reason}")
-        everybody = record.workers + len(record.dropped) >= len(self.kits.sites)
-        # Where only some are asked, one who was dropped before may still be gone.
-        self._dropped = frozenset(record.dropped) | (frozenset() if everybody else self._dropped)
+        complete = record.workers + len(record.dropped) >= len(self.kits.sites)
+        # If only some sites are asked, one that was dropped before may still be gone.
+        self._dropped = frozenset(record.dropped) | (frozenset() if complete else self._dropped)
         self.observer.stepped(record)
 
 
 def _stop(session: Session, job: str | None, report: Path, deadline: float) -> None:
-    """Have a job end after a checkpoint, and wait for it; one that does not is ended by the engine.
+    """Have a job end after a checkpoint, and wait for it; if it does not end, the engine aborts it.
 
-    One that was interrupted while it was handed over has no name yet; if it begins, it finds that it should not.
+    A job whose submission was interrupted has no name yet; if it begins, it finds the stop file and ends.
     """
     request = stop_file(report)
     write_atomically(request, b"")
@@ -261,7 +261,7 @@ def _await(report: Path, seconds: float) -> None:
 
 
 def _outcome(report: Path) -> str:
-    """What the coordinator reported; nothing yet is empty."""
+    """What the coordinator reported; empty if there is no report yet."""
     try:
         return str(json.loads(report.read_text())["outcome"])
     except (OSError, ValueError, KeyError):
@@ -274,6 +274,6 @@ def _line(problem: Exception) -> str:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """The engine talks on the standard output; what matters of it arrives as values and errors."""
+    """Silences the engine's output; everything that matters of it arrives as values and errors."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -3,7 +3,7 @@
     task      round, theta, gamma
     upload    round, theta (its gradient), gamma (its gradient), samples, loss, gradients
 
-Whatever arrives is checked before it is believed; what is wrong with it is a `ValueError`.
+Every message is checked on arrival; a wrong one raises a `ValueError`.
 """
 
 from __future__ import annotations
