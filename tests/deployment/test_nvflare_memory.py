@@ -22,7 +22,7 @@ class Message:
 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
-    """Python's own collector is off, so only the code under test frees objects; frozen objects are released at the end."""
+    """Python's own collector is off, so only the code under test frees objects; frozen ones are released at the end."""
     gc.disable()
     try:
         yield
