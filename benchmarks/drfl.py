@@ -1,6 +1,6 @@
-"""DRFL and FedAvg on Fashion-MNIST, ten workers in one process: error over rounds, and what liars do to it.
+"""DRFL and FedAvg on Fashion-MNIST, ten workers in one process: error over rounds and under Byzantine attacks.
 
-And, on the embedded digits, what local steps between two uploads buy.
+On the embedded digits: error over rounds by the number of local steps between two uploads.
 
 RHOBUST_DATA=... python -m benchmarks.drfl [--workers 4] [--only local/] [--markdown] [--figure docs/images/drfl.png]
 """
@@ -27,7 +27,7 @@ from rhobust.support.files import write_json
 RESULTS = Path(__file__).parents[1] / "results" / "drfl.json"
 SEEDS = (0, 1, 2)
 SHARED = {"data": "fashion-mnist", "batch_size": 64, "workers": 10, "evaluate_every": 50}
-ROUNDS, FEDAVG_ROUNDS, LIARS_ROUNDS = 1000, 300, 300  # FedAvg takes five local steps in each
+ROUNDS, FEDAVG_ROUNDS, ATTACKED_ROUNDS = 1000, 300, 300  # FedAvg takes five local steps in each
 
 LOCAL_ROUNDS, LOCAL_STEPS = 200, (1, 2, 5, 10)
 
@@ -39,7 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
 }
 PARTITIONS = ("iid", "one-class")
-LIES = ("sign-flip:4", "noise", "label-flip", "alie", "alie:1.5", "inner-product:3")
+ATTACKS = ("sign-flip:4", "noise", "label-flip", "alie", "alie:1.5", "inner-product:3")
 AGGREGATORS = ("mean", "multi-krum:3", "geometric-median", "clipped-geometric-median", "median", "trimmed-mean:3")
 
 
@@ -52,11 +52,12 @@ def jobs() -> dict[str, dict[str, Any]]:
                 rounds = FEDAVG_ROUNDS if name == "fedavg" else ROUNDS
                 own = {"partition": partition, "rounds": rounds, "seed": seed}
                 found[f"rounds/{partition}/{name}/{seed}"] = SHARED | settings | own
-    liars = SHARED | METHODS["drfl-loss"] | {"rounds": LIARS_ROUNDS, "evaluate_every": LIARS_ROUNDS, "seed": 0}
+    attacked = SHARED | METHODS["drfl-loss"] | {"rounds": ATTACKED_ROUNDS, "evaluate_every": ATTACKED_ROUNDS, "seed": 0}
     for aggregator in AGGREGATORS:
-        found[f"liars/none/{aggregator}"] = liars | {"aggregator": aggregator}
-        for lie in LIES:
-            found[f"liars/{lie}/{aggregator}"] = liars | {"aggregator": aggregator, "liars": 3, "lie": lie}
+        found[f"byzantine/none/{aggregator}"] = attacked | {"aggregator": aggregator}
+        for attack in ATTACKS:
+            own = {"aggregator": aggregator, "liars": 3, "lie": attack}
+            found[f"byzantine/{attack}/{aggregator}"] = attacked | own
     digits = {"data": "digits", "batch_size": 16, "workers": 10, "evaluate_every": 20, "rounds": LOCAL_ROUNDS}
     for seed in SEEDS:
         for steps in LOCAL_STEPS:
@@ -65,18 +66,18 @@ def jobs() -> dict[str, dict[str, Any]]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """One run, as the errors at the rounds that were looked at."""
+    """One run, as the errors at the rounds in which they were measured."""
     config = Config.resolve(jobs()[name])
     with tempfile.TemporaryDirectory() as directory:
         records = train_run(Path(directory) / "run", config).metrics()
-    looks = [record for record in records if record["errors"]]
+    judged = [record for record in records if record["errors"]]
     return {
-        "rounds": [record["step"] + 1 for record in looks],
-        "errors": {key: [record["errors"][key] for record in looks] for key in looks[0]["errors"]},
+        "rounds": [record["step"] + 1 for record in judged],
+        "errors": {key: [record["errors"][key] for record in judged] for key in judged[0]["errors"]},
         "rho_eff": [
-            statistics.fmean(r["rho_eff"] for r in records[max(0, i["step"] - 49) : i["step"] + 1]) for i in looks
+            statistics.fmean(r["rho_eff"] for r in records[max(0, i["step"] - 49) : i["step"] + 1]) for i in judged
         ],
-        "gamma": [record["gamma"] for record in looks],
+        "gamma": [record["gamma"] for record in judged],
         "dropped": sum(len(record["dropped"]) for record in records),
         "bytes_up_per_round": records[0]["bytes_up"],
         "environment": environment(config.device),
@@ -117,13 +118,13 @@ def rounds_table(found: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
-def liars_table(found: dict[str, Any]) -> str:
-    """Clean / IFGSM error after the last round, three of ten workers lying."""
+def byzantine_table(found: dict[str, Any]) -> str:
+    """Clean / IFGSM error after the last round, three of ten workers Byzantine."""
     rows = []
     for aggregator in AGGREGATORS:
-        errors = [found["runs"][f"liars/{lie}/{aggregator}"]["errors"] for lie in ("none", *LIES)]
+        errors = [found["runs"][f"byzantine/{attack}/{aggregator}"]["errors"] for attack in ("none", *ATTACKS)]
         rows.append([aggregator, *(f"{100 * one['clean'][-1]:.1f} / {100 * one['ifgsm'][-1]:.1f}" for one in errors)])
-    return markdown(["aggregator", "all honest", *LIES], rows)
+    return markdown(["aggregator", "all honest", *ATTACKS], rows)
 
 
 def local_table(found: dict[str, Any]) -> str:
@@ -140,7 +141,7 @@ def local_table(found: dict[str, Any]) -> str:
     return markdown(["local steps", *(f"after {round_} rounds" for round_ in shown), "E[c]"], rows)
 
 
-TABLES = {"rounds": rounds_table, "liars": liars_table, "local": local_table}
+TABLES = {"rounds": rounds_table, "byzantine": byzantine_table, "local": local_table}
 
 
 def figure(found: dict[str, Any]) -> Figure:

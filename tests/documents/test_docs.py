@@ -80,11 +80,11 @@ def test_the_committed_federations_are_what_the_page_says_of_them() -> None:
         assert ifgsm(partition, "drfl-literal", -1) > 1.2 * ifgsm(partition, "drfl-literal", 0)
     assert ifgsm("iid", "fedavg", -1) > 1.2 * ifgsm("iid", "fedavg", 0)  # gets worse
     assert ifgsm("one-class", "fedavg", -1) > 0.9 * ifgsm("one-class", "fedavg", 0)  # stalls
-    honest = runs["liars/none/mean"]["errors"]
+    honest = runs["byzantine/none/mean"]["errors"]
     worst = {"mean": 0.0, "multi-krum:3": 0.0}
-    for lie in set(drfl.LIES) - {"alie:1.5"}:
+    for attack in set(drfl.ATTACKS) - {"alie:1.5"}:
         for aggregator in worst:
-            errors = runs[f"liars/{lie}/{aggregator}"]["errors"]
+            errors = runs[f"byzantine/{attack}/{aggregator}"]["errors"]
             apart = max(errors[kind][-1] - honest[kind][-1] for kind in ("clean", "ifgsm"))
             worst[aggregator] = max(worst[aggregator], apart)
     assert worst["multi-krum:3"] <= 0.03 < 0.5 < worst["mean"]
