@@ -185,8 +185,8 @@ def measure(output: Path, long: int) -> None:
         print(f"K = {workers}, deployed: {row['deployed']}", flush=True)
         rows.append(row)
     soak = deployment(2, long)
-    told = {"environment": environment("cpu"), "rounds": ROUNDS, "rows": rows, "soak": {"rounds": long, **soak}}
-    write_json(output, told)
+    results = {"environment": environment("cpu"), "rounds": ROUNDS, "rows": rows, "soak": {"rounds": long, **soak}}
+    write_json(output, results)
 
 
 def rounds_table(results: dict[str, Any]) -> str:

@@ -213,7 +213,7 @@ def test_a_site_answers_the_coordinator_and_no_other_site(monkeypatch: pytest.Mo
 def test_a_site_that_is_being_shut_down_has_not_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: int
 ) -> None:
-    """The server hears of an abort after so many looks; what a failing site says of itself proves nothing."""
+    """The server sees an abort after `looks` looks; the message of a failing site proves nothing."""
 
     class Answers(dict[str, object]):
         failures: ClassVar = {"b": RuntimeError("\x1b[2J runtime is shutting down")}

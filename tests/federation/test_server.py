@@ -115,7 +115,7 @@ def test_who_does_not_answer_and_who_was_not_asked() -> None:
     assert record.dropped == {"worker-2": "no answer", "worker-4": "was not asked"}
     assert record.workers == 2
     assert record.bytes_down == 3 * (67 * 8 + 16)  # all that were asked
-    assert record.bytes_up == 3 * (67 * 8 + 40)  # all that came, useful or not
+    assert record.bytes_up == 3 * (67 * 8 + 40)  # all that came, valid or not
     assert same(snapshot(server), snapshot(others))
 
 

@@ -247,7 +247,7 @@ def test_a_thousand_workers_are_one_data_set_and_one_model() -> None:
     for found, expected in zip(
         dealt.unique(dim=0, return_counts=True), whole.unique(dim=0, return_counts=True), strict=True
     ):
-        assert torch.equal(found, expected)  # every sample is somebody's, once
+        assert torch.equal(found, expected)  # every sample belongs to one worker, once
 
 
 @few

@@ -1,4 +1,4 @@
-"""The server's side of a deployed training: the run, whose workers are called through NVFlare."""
+"""The server's side of a deployed training: the run, whose sites are called through NVFlare."""
 
 from __future__ import annotations
 
