@@ -51,7 +51,7 @@ BAD: dict[str, tuple[Bad, str]] = {
     "future": (lambda u: replace(u, round=u.round + 1), "answered for round 3"),
     "reason": (lambda u: "its disk is full", "its disk is full"),
     "no reason": (lambda u: "", ""),
-    "gamma": (lambda u: replace(u, gamma=RADIUS + 1e-4), "is above rho: its mean cost would be negative"),
+    "gamma": (lambda u: replace(u, gamma=RADIUS + 1e-4), "is above rho: no cost is negative"),
     "samples": (lambda u: replace(u, samples=0), "it has no samples"),
     "owing": (lambda u: replace(u, samples=-3), "it has no samples"),
     "idle": (lambda u: replace(u, gradients=-1), "it reports an impossible number of gradients"),

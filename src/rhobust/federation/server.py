@@ -148,7 +148,7 @@ class Server:
         if not all(number.isfinite() for number in (torch.linalg.vector_norm(upload.theta), *numbers)):
             return _NOT_FINITE
         if upload.gamma > self.objective.radius * (1 + 1e-6):
-            return f"its gradient in gamma, {upload.gamma:g}, is above rho: its mean cost would be negative"
+            return f"its gradient in gamma, {upload.gamma:g}, is above rho: no cost is negative"
         if upload.samples > _MOST_SAMPLES:
             return "it reports more samples than there can be"
         if not 0 <= upload.gradients <= _MOST_SAMPLES:
