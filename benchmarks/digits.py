@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "radius": 0.04,
         "cap": 0.3,
         "noise": 0.3,
-        "average": 0.99,
+        "ema": 0.99,
     },
 }
 

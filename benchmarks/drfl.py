@@ -56,7 +56,7 @@ def jobs() -> dict[str, dict[str, Any]]:
     for aggregator in AGGREGATORS:
         found[f"byzantine/none/{aggregator}"] = attacked | {"aggregator": aggregator}
         for attack in ATTACKS:
-            own = {"aggregator": aggregator, "liars": 3, "lie": attack}
+            own = {"aggregator": aggregator, "byzantine": 3, "byzantine_attack": attack}
             found[f"byzantine/{attack}/{aggregator}"] = attacked | own
     digits = {"data": "digits", "batch_size": 16, "workers": 10, "evaluate_every": 20, "rounds": LOCAL_ROUNDS}
     for seed in SEEDS:

@@ -20,7 +20,7 @@ from rhobust.support.files import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "mnist.json"
 COMMANDS = (
-    "train --data mnist --method spgd --radius 6 --epochs 1 --limit 6000 --out run",
+    "train --data mnist --method spgd --radius 6 --epochs 1 --train-samples 6000 --out run",
     "evaluate run --samples 500",
     "evaluate run --attacks '' --shifts all --samples 500",
     "certify run --samples 100",

@@ -31,14 +31,14 @@ COLUMNS = ("kind", "run", "variant", "ms", "device", "torch", "git")
 _OWN, _WEAK = "spgda, radius 0.0585, cap 0.3, noise 0.3", "regularizer squared-l2:1e-4"
 VARIANTS = (  # a step takes as long with any radius
     *("erm", "fgsm, epsilon 0.2", "nfgsm, epsilon 0.2, noise 0.4", "ifgsm, epsilon 0.2"),
-    f"{_OWN}, steps 1, average 0.999",
-    f"{_OWN}, average 0.999",
+    f"{_OWN}, steps 1, ema 0.999",
+    f"{_OWN}, ema 0.999",
     f"erm, {_WEAK}",
-    f"{_OWN}, average 0.999, {_WEAK}",
-    f"{_OWN}, {RARE}, average 0.999, {_WEAK}",
-    f"spgda-margin, radius 0.0585, cap 0.3, noise 0.3, {TURNS}, average 0.999, {_WEAK}",
+    f"{_OWN}, ema 0.999, {_WEAK}",
+    f"{_OWN}, {RARE}, ema 0.999, {_WEAK}",
+    f"spgda-margin, radius 0.0585, cap 0.3, noise 0.3, {TURNS}, ema 0.999, {_WEAK}",
     *(
-        f"{_OWN}, {steps}, average 0.999, {_WEAK}, memory 1, temper 0.3"
+        f"{_OWN}, {steps}, ema 0.999, {_WEAK}, memory 1, temper 0.3"
         for steps in ("steps 1", RARE, "steps 1 1 1 1 1 1 3", TURNS)
     ),
 )

@@ -11,8 +11,8 @@ from rhobust.runs.config import Config
 from rhobust.runs.start import train_run
 
 FEDERATED = Config.resolve(
-    {"method": "drfl", "radius": 1, "model": "linear", "limit": 100, "rounds": 5, "workers": 4, "batch_size": 8},
-    {"evaluate_every": 2, "threads": 1},
+    {"method": "drfl", "radius": 1, "model": "linear", "train_samples": 100, "rounds": 5, "workers": 4},
+    {"batch_size": 8, "evaluate_every": 2, "threads": 1},
 )
 
 

@@ -70,6 +70,7 @@ def test_every_goal_of_the_benchmarks_page_is_met() -> None:
 def test_the_committed_federations_are_what_the_page_says_of_them() -> None:
     runs = read_json(drfl.RESULTS)["runs"]
     assert set(runs) == set(drfl.jobs())
+    assert all(Config.resolve(settings).federation for settings in drfl.jobs().values())
 
     def ifgsm(partition: str, method: str, index: int) -> float:
         seeds = [run for name, run in runs.items() if name.startswith(f"rounds/{partition}/{method}/")]

@@ -72,7 +72,7 @@ def test_one_gradient_is_what_the_page_says_of_it() -> None:
     assert counted == [39, 113]
     images = {one.name: one for one in variants(ROWS, "fashion-mnist")}
     like = re.compile(
-        r"spgda, radius 0\.095, cap 0\.32, noise 0\.15, average 0\.999, steps [\d ]+, regularizer squared-l2:3e-5, "
+        r"spgda, radius 0\.095, cap 0\.32, noise 0\.15, ema 0\.999, steps [\d ]+, regularizer squared-l2:3e-5, "
         r"memory 1(, temper [\d.]+)?"
     )
     ahead = [

@@ -56,15 +56,20 @@ def test_a_run_directory_tells_everything(trained: Path) -> None:
     assert environment["device"]
 
 
-def test_a_model_that_has_learned_nothing_is_warned_of_after_training_and_by_evaluate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [["train", "--epochs", "8"], ["federate", "--workers", "3", "--rounds", "40"]])
+def test_a_model_that_has_learned_nothing_is_warned_of_after_training_and_by_evaluate(
+    tmp_path: Path, how: list[str]
+) -> None:
     path = str(tmp_path / "run")
-    words = ("--method", "nfgsm", "--epochs", "8", "--out", path, "epsilon=1.5", "noise=1")
-    trained = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
+    words = ("--method", "nfgsm", "--out", path, "epsilon=1.5", "noise=1")
+    trained = CliRunner().invoke(app, [*how, *words], catch_exceptions=False)
     assert trained.exit_code == 0
     assert "the model has learned nothing. The moves of its training may hide" in trained.stderr
     said = command("evaluate", path, "--attacks", "fgsm", "--epsilons", "0.1")
     assert "NOT TO BE TRUSTED (learned): the clean error, " in said
     assert "no reason to doubt" not in said
+    few = command("evaluate", path, "--attacks", "pgd", "--epsilons", "0.1", "--samples", "3")
+    assert "not checked: 3 samples do not tell whether the model has learned anything" in few
 
 
 def test_load_gives_the_trained_module_back(trained: Path) -> None:
@@ -173,11 +178,11 @@ def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "usual"),
     [
-        ("train", "data data-dir limit model method radius epochs batch-size learning-rate seed device", {}),
+        ("train", "data data-dir train-samples model method radius epochs batch-size learning-rate seed device", {}),
         (
             "federate",
-            "data data-dir limit model method radius workers partition rounds batch-size participation local-steps "
-            "aggregator weights liars lie evaluate-every learning-rate seed device",
+            "data data-dir train-samples model method radius workers partition rounds batch-size participation "
+            "local-steps aggregator weights byzantine byzantine-attack evaluate-every learning-rate seed device",
             {"method": "drfl", "batch_size": "64"},
         ),
     ],
@@ -200,7 +205,7 @@ def test_the_help_of_a_setting_is_the_help_of_its_option(name: str, options: str
 def test_words_win_over_options_and_options_over_files(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text("radius = 1\nepochs = 2\nseed = 3\n")
     words = ("--config", str(tmp_path / "file.toml"), "--epochs", "4", "--seed", "5", "--out", str(tmp_path / "run"))
-    command("train", "--model", "linear", "--limit", "64", *words, "seed=6", "epochs=1")
+    command("train", "--model", "linear", "--train-samples", "64", *words, "seed=6", "epochs=1")
     config = Run.find(tmp_path / "run").config()
     assert (config.radius, config.epochs, config.seed) == (1.0, 1, 6)
 

@@ -1,4 +1,4 @@
-"""Federated runs, from the outside: a normal run directory, the same bytes after a stop, liars among the workers."""
+"""Federated runs, from the outside: a normal run directory, the same bytes after a stop, Byzantine workers."""
 
 import json
 import signal
@@ -119,7 +119,8 @@ def test_a_federation_of_fedavg_by_the_command(tmp_path: Path) -> None:
     path = tmp_path / "run"
     command(
         *("federate", "--method", "fedavg", "--model", "linear", "--rounds", "5", "--workers", "4"),
-        *("--partition", "sizes:zipf", "--weights", "samples", "--local-steps", "2", "local_rate=0.05", "--out", path),
+        *("--partition", "sizes:zipf", "--weights", "samples", "--local-steps", "2", "local_learning_rate=0.05"),
+        *("--out", path),
     )
     config = Run.find(path).config()
     assert (config.name, config.method, config.batch_size) == ("fedavg", "erm", 64)
@@ -134,7 +135,8 @@ def test_wrong_settings_are_one_error_and_leave_no_directory(tmp_path: Path) -> 
     found = "\n".join(
         refused(
             *("--method", "drfl", "--workers", "4", "--participation", "0.5", "--aggregator", "multi-krum:1"),
-            *("--partition", "moon", "--liars", "4", "--lie", "white", "--weights", "heavy", "--out", out),
+            *("--partition", "moon", "--byzantine", "4", "--byzantine-attack", "white", "--weights", "heavy"),
+            *("--out", out),
             *("quorum=3", "momentum=0.5", "wrokers=3", "rounds=0", "data=nowhere"),
         )
     )
@@ -142,7 +144,7 @@ def test_wrong_settings_are_one_error_and_leave_no_directory(tmp_path: Path) -> 
         "method 'drfl' needs a radius",
         "needs 5 uploads, but only 2",
         "unknown partition 'moon'",
-        "liars must be at least 0 and fewer than the 4 workers",
+        "byzantine must be at least 0 and fewer than the 4 workers",
         "unknown byzantine_attack 'white'",
         "unknown weights 'heavy'",
         "quorum is 3, but only 2",
@@ -162,17 +164,24 @@ def test_wrong_settings_are_one_error_and_leave_no_directory(tmp_path: Path) -> 
 
 # --- Stopped and resumed ---------------------------------------------------------------------------------------------
 
-COMMON = {"model": "linear", "limit": 200, "rounds": 11, "workers": 6, "batch_size": 8, "threads": 1, "seed": 4}
+COMMON = {
+    **{"model": "linear", "train_samples": 200, "rounds": 11, "workers": 6, "batch_size": 8},
+    **{"threads": 1, "seed": 4},
+}
 RESUMED: dict[str, dict[str, Any]] = {
     "fused": {"method": "drfl", "radius": 1},
     "momentum": {"method": "drfl", "radius": 1, "optimizer": "sgd", "momentum": 0.9},
     "literal": {"method": "drfl-literal", "radius": 1, "regularizer": "l1:1e-3"},
     "some": {"method": "drfl", "radius": 1, "participation": 0.5, "partition": "dirichlet:0.3", "weights": "samples"},
     "judged": {"method": "drfl", "radius": 1, "evaluate_every": 5, "log_every": 3},
-    "liars": {"method": "drfl", "radius": 1, "liars": 2, "lie": "noise", "aggregator": "trimmed-mean:1"},
+    "byzantine": {
+        **{"method": "drfl", "radius": 1, "byzantine": 2, "byzantine_attack": "noise"},
+        "aggregator": "trimmed-mean:1",
+    },
     "random": {"method": "ifgsm", "random_start": True, "participation": 0.5},
     "fedavg": {"method": "fedavg", "participation": 0.5},
 }
+ATTACKED: dict[str, Any] = {"method": "drfl-loss", "radius": 1e-3, "byzantine": 2, "byzantine_attack": "sign-flip:9"}
 
 
 class Stop(BaseException):
@@ -253,8 +262,8 @@ def test_a_run_killed_and_resumed_by_the_command_has_the_same_bytes(tmp_path: Pa
 
 
 def test_a_lost_quorum_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
-    """Two lies about gamma are seen through at once, and four are not the five that were asked for."""
-    settings = {**COMMON, "method": "drfl-loss", "radius": 1e-3, "liars": 2, "lie": "sign-flip:9", "quorum": 5}
+    """Two impossible gradients of gamma are refused at once, and four uploads are not the five of the quorum."""
+    settings = {**COMMON, **ATTACKED, "quorum": 5}
     with pytest.raises(QuorumLost, match=r"4 of 6 workers sent a valid upload, 5 are needed .*is above rho"):
         train_run(tmp_path / "run", Config.resolve(settings))
     run = Run.find(tmp_path / "run")
@@ -263,9 +272,9 @@ def test_a_lost_quorum_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) ->
         rhobust.load(run.path)
 
 
-# --- Liars -----------------------------------------------------------------------------------------------------------
+# --- Byzantine workers -----------------------------------------------------------------------------------------------
 
-LIES = ("sign-flip:4", "noise", "inner-product:3", "alie:1.5", "label-flip")
+ATTACKS = ("sign-flip:4", "noise", "inner-product:3", "alie:1.5", "label-flip")
 
 
 def ends(path: Path, **settings: Any) -> tuple[float, float, float]:
@@ -290,25 +299,25 @@ def near(found: tuple[float, float, float], honest: tuple[float, float, float]) 
 
 
 @pytest.mark.parametrize("aggregator", ["geometric-median", "trimmed-mean:3"])
-@pytest.mark.parametrize("lie", LIES)
-def test_a_robust_aggregator_bears_three_liars_of_ten(
-    lie: str, aggregator: str, honest: tuple[float, float, float], tmp_path: Path
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_robust_aggregator_bears_three_byzantine_workers_of_ten(
+    attack: str, aggregator: str, honest: tuple[float, float, float], tmp_path: Path
 ) -> None:
-    assert near(ends(tmp_path / "run", liars=3, lie=lie, aggregator=aggregator), honest)
+    assert near(ends(tmp_path / "run", byzantine=3, byzantine_attack=attack, aggregator=aggregator), honest)
 
 
-@pytest.mark.parametrize("lie", LIES[:3])
-def test_the_mean_does_not(lie: str, honest: tuple[float, float, float], tmp_path: Path) -> None:
-    """Two lies leave a model that errs nearly always; noise leaves gamma far from where it belongs."""
-    found = ends(tmp_path / "run", liars=3, lie=lie, aggregator="mean")
+@pytest.mark.parametrize("attack", ATTACKS[:3])
+def test_the_mean_does_not(attack: str, honest: tuple[float, float, float], tmp_path: Path) -> None:
+    """Two of the attacks leave a model that errs nearly always; noise leaves gamma far from where it belongs."""
+    found = ends(tmp_path / "run", byzantine=3, byzantine_attack=attack, aggregator="mean")
     assert not near(found, honest)
     assert found[2] > 4 * honest[2]
-    if lie != "noise":
+    if attack != "noise":
         assert found[0] > 0.5
 
 
-def test_liars_are_those_at_the_end_and_what_gives_them_away_is_named(tmp_path: Path) -> None:
-    settings = {**COMMON, "method": "drfl-loss", "radius": 1e-3, "liars": 2, "lie": "sign-flip:9"}
+def test_byzantine_workers_are_those_at_the_end_and_what_gives_them_away_is_named(tmp_path: Path) -> None:
+    settings = {**COMMON, **ATTACKED}
     warnings: list[str] = []
 
     class Listens(Observer):

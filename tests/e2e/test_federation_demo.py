@@ -65,7 +65,11 @@ def test_what_cannot_be_is_one_clear_line(demo: Path, tmp_path: Path) -> None:
         (["submit", fed, "radius=2", "--out", str(tmp_path / "run")], "cannot be reached"),
         (["submit", fed, "radius=2", "workers=7", "--out", str(tmp_path / "run")], "has 3 sites"),
         (["submit", fed, "radius=2", "partition=iid", "--out", str(tmp_path / "run")], "simulated workers"),
-        (["submit", fed, "radius=2", "limit=50", "--out", str(tmp_path / "run")], "by share in its site.toml"),
+        (["submit", fed, "radius=2", "train_samples=50", "--out", str(tmp_path / "run")], "by share in its site.toml"),
+        (
+            ["submit", fed, "liars=1", "--out", str(tmp_path / "run")],
+            "byzantine is for simulated workers (rhobust federate); drop it\n'liars' is called 'byzantine' now\nmethod",
+        ),
         (["submit", fed, "radius=2"], "--out DIRECTORY"),
         (["submit", str(tmp_path), "--out", "run"], "is no federation"),
         (["start", fed, "--site", "site-9"], "'site-9' (did you mean 'site-3'?); known: server, site-1"),

@@ -18,7 +18,7 @@ def test_train_evaluate_certify_and_report_on_the_real_thing(tmp_path: Path) -> 
     run, page = tmp_path / "run", tmp_path / "report.html"
     errors, certificates = tmp_path / "errors.json", tmp_path / "certificates.json"
     for words in (
-        f"train --data mnist --data-dir {REAL} --limit 4000 --model cnn --epochs 1 --out {run} method=spgda radius=6",
+        f"train --data mnist --data-dir {REAL} --train-samples 4000 --epochs 1 --out {run} method=spgda radius=6",
         f"evaluate {run} --attacks fgsm --epsilons 0,0.1 --samples 200 --json {errors}",
         f"certify {run} --radii 0.5 --samples 20 --json {certificates}",
         f"report {run} --samples 60 --out {page}",

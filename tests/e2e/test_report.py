@@ -109,7 +109,7 @@ def test_markdown_and_json_say_the_same(made: Path, runs: list[Path], tmp_path: 
     for run, found in zip(runs, written, strict=True):
         for kind in ("evaluation", "shifts", "certificates"):
             assert found[kind] == json.loads((run / f"{kind}.json").read_text())
-        assert found["settings"]["kappa"] == "inf"
+        assert found["settings"]["label_cost"] == "inf"
     assert [one["settings"]["seed"] for one in written] == [0, 0, 0, 1]
     *making, again = numbers["commands"]
     assert making == re.findall(r"^rhobust [^\n]*", markdown, re.MULTILINE)[:-1]

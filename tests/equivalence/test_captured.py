@@ -250,7 +250,7 @@ def test_bfloat16_stays_near_float32(method: str, regularizer: Regularizer | Non
 def test_captured_average_is_eager() -> None:
     captured, eager = both("spgda")
     for one in (captured.eager, eager):
-        one.average = WeightAverage(one.objective.model, 0.9)
+        one.ema = WeightAverage(one.objective.model, 0.9)
     train(captured), train(eager)
     assert captured.captured
     assert close(captured, eager, 1e-5)

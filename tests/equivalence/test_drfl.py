@@ -343,8 +343,9 @@ def test_the_server_steps_as_torch_does_on_the_mean_gradient(optimizer: Any, fus
 )
 def test_fedavg_is_the_literal_algorithm(tmp_path: Path, shared: str, weights: str, steps: int) -> None:
     """From theta every worker takes H steps of plain SGD; the server averages theta. Real digits, by the settings."""
-    settings = {"method": "fedavg", "rounds": 6, "workers": 4, "local_steps": steps, "local_rate": 0.2, "seed": 7}
-    more = {"partition": shared, "weights": weights, "batch_size": 16, "model": "linear", "limit": 300}
+    settings = {"method": "fedavg", "rounds": 6, "workers": 4, "local_steps": steps}
+    more = {"local_learning_rate": 0.2, "partition": shared, "weights": weights, "batch_size": 16, "seed": 7}
+    more |= {"model": "linear", "train_samples": 300}
     config = Config.resolve(settings, more)
     run = train_run(tmp_path / "run", config)
     train = load_data("digits", limit=300).train

@@ -130,7 +130,7 @@ def assert_sound(data: DataSet) -> None:
 
 def assert_buildable(config: Config) -> None:
     method, cost = config.make_method(), config.make_cost()
-    assert (method.name, cost.kappa) == (config.method, config.kappa)
+    assert (method.name, cost.kappa) == (config.method, config.label_cost)
     config.make_regularizer()
     config.make_gamma_rule()
 

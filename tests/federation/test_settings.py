@@ -32,14 +32,15 @@ def test_a_federated_method_is_a_central_one_on_each_worker(name: str, central: 
     assert config.federation is not None
     assert config.federation.rounds == 300
     average = name == "fedavg"
-    assert (config.federation.server, config.federation.local_steps) == (("average", 5) if average else ("step", 1))
+    expected = ("average", 5) if average else ("gradient", 1)
+    assert (config.federation.server_update, config.federation.local_steps) == expected
 
 
 def test_any_central_method_can_be_federated() -> None:
     assert Config.resolve({"method": "ifgsm", "rounds": 5}).name == "federated ifgsm"
     assert Config.resolve({"method": "spgda", "radius": 1, "workers": 5}).name == "drfl"
-    assert Config.resolve({"method": "ifgsm", "server": "average"}).name == "fedavg of ifgsm"
-    assert Config.resolve({"method": "fedavg", "server": "step"}).name == "federated erm"  # as it was asked for
+    assert Config.resolve({"method": "ifgsm", "server_update": "average"}).name == "fedavg of ifgsm"
+    assert Config.resolve({"method": "fedavg", "server_update": "gradient"}).name == "federated erm"  # as asked
     assert Config.resolve({"method": "ifgsm"}).federation is None
 
 
@@ -73,19 +74,22 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ({"participation": float("nan")}, "participation must be above 0 and at most 1, not nan"),
         ({"participation": True}, "participation must be a number, not True"),
         ({"local_steps": 0}, "local_steps must be > 0, not 0"),
-        ({"local_rate": 0}, "local_rate must be > 0, not 0.0"),
-        ({"local_rate": float("inf")}, "local_rate must be > 0, and finite, not inf"),
-        ({"local_rate": 0.5}, "local_rate is for workers who take several steps: set local_steps above 1, or drop it"),
+        ({"local_learning_rate": 0}, "local_learning_rate must be > 0, not 0.0"),
+        ({"local_learning_rate": float("inf")}, "local_learning_rate must be > 0, and finite, not inf"),
+        (
+            {"local_learning_rate": 0.5},
+            "local_learning_rate is for workers who take several steps: set local_steps above 1, or drop it",
+        ),
         ({"quorum": 0}, "quorum must be > 0, not 0"),
         ({"quorum": 6, "participation": 0.5}, "quorum is 6, but only 5 workers are asked in a round"),
         ({"evaluate_every": 0}, "evaluate_every must be > 0, not 0"),
-        ({"liars": 10}, "liars must be at least 0 and fewer than the 10 workers, not 10"),
-        ({"liars": -1}, "liars must be at least 0 and fewer than the 10 workers, not -1"),
+        ({"byzantine": 10}, "byzantine must be at least 0 and fewer than the 10 workers, not 10"),
+        ({"byzantine": -1}, "byzantine must be at least 0 and fewer than the 10 workers, not -1"),
         (
-            {"lie": "sign-flop"},
+            {"byzantine_attack": "sign-flop"},
             f"unknown byzantine_attack 'sign-flop' (did you mean 'sign-flip'?); known: {', '.join(BYZANTINE_ATTACKS)}",
         ),
-        ({"lie": "noise:-1"}, "byzantine_attack 'noise:-1': the strength must be a finite number > 0"),
+        ({"byzantine_attack": "noise:-1"}, "byzantine_attack 'noise:-1': the strength must be a finite number > 0"),
         ({"aggregator": "mode"}, f"unknown aggregator 'mode'; known: {', '.join(AGGREGATORS)}"),
         ({"aggregator": "trimmed-mean:1.5"}, "the number of Byzantine workers must be a whole number, not 1.5"),
         (
@@ -98,7 +102,7 @@ def test_how_many_are_asked(workers: int, participation: float, asked: int) -> N
         ),
         ({"partition": "two-class"}, f"known: {', '.join(PARTITIONS)}"),
         ({"partition": "dirichlet:0"}, "partition 'dirichlet:0': ALPHA must be a finite number > 0"),
-        ({"server": "mean"}, "unknown server 'mean'; known: step, average"),
+        ({"server_update": "mean"}, "unknown server_update 'mean'; known: gradient, average"),
         ({"weights": "size"}, "unknown weights 'size'"),
         ({"momentum": 0.9}, "momentum belongs to the optimizer sgd; adam has its own"),
         ({"momentum": 1, "optimizer": "sgd"}, "momentum must be at least 0 and below 1, not 1.0"),
@@ -118,8 +122,8 @@ def test_what_lies_just_inside_is_taken() -> None:
         "quorum": 5,
         "participation": 0.5,
         "aggregator": "multi-krum:1",
-        "liars": 9,
-        "local_rate": 1e-9,
+        "byzantine": 9,
+        "local_learning_rate": 1e-9,
         "local_steps": 2,
     }
     assert Config.resolve({"method": "drfl", "radius": 1}, right).federation is not None
@@ -133,10 +137,10 @@ def test_every_problem_at_once() -> None:
         "quorum": 6,
         "aggregator": "multi-krum:3",
         "partition": "moon",
-        "lie": "white",
-        "liars": 10,
+        "byzantine_attack": "white",
+        "byzantine": 10,
         "weights": "heavy",
-        "server": "nobody",
+        "server_update": "nobody",
         "local_steps": "many",
         "momentum": 0.5,
     }
@@ -173,8 +177,8 @@ def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> No
         "participation": 0.1 + 0.2,
         "aggregator": "trimmed-mean:1",
         "partition": "dirichlet:0.3",
-        "lie": "noise:3",
-        "liars": 2,
+        "byzantine_attack": "noise:3",
+        "byzantine": 2,
         "evaluate_every": 3,
     }
     robust = methods()[FEDERATED.get(name, name)].robust
@@ -187,7 +191,7 @@ def test_settings_written_and_read_are_the_same(name: str, tmp_path: Path) -> No
 
 
 def test_more_workers_than_samples_is_found_before_a_directory_is_made(tmp_path: Path) -> None:
-    config = Config.resolve({"method": "drfl", "radius": 1, "workers": 30, "limit": 20})
+    config = Config.resolve({"method": "drfl", "radius": 1, "workers": 30, "train_samples": 20})
     with pytest.raises(ConfigError, match="30 workers cannot share 20 samples: each needs one at least"):
         train_run(tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
@@ -207,7 +211,7 @@ def test_a_central_run_has_no_server() -> None:
             torch.optim.SGD,
             0.3,
         ),
-        ({"method": "fedavg", "local_steps": 4, "local_rate": 0.25}, torch.optim.SGD, 1.0),  # 4 steps of 0.25
+        ({"method": "fedavg", "local_steps": 4, "local_learning_rate": 0.25}, torch.optim.SGD, 1.0),  # 4 steps of 0.25
     ],
 )
 def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: type, rate: float) -> None:
@@ -224,12 +228,14 @@ def test_server_and_work_are_what_the_settings_say(given: dict[str, Any], kind: 
     assert (work.steps, work.rate) == ((4, 0.25) if given["method"] == "fedavg" else (1, 0.1))
 
 
-def test_a_lie_that_nobody_tells_is_an_error() -> None:
-    assert problems({"lie": "alie"}) == ["lie is 'alie', but liars is 0: set liars to the number of Byzantine workers"]
-    assert Config.resolve({"method": "drfl", "radius": 1, "lie": "alie", "liars": 1}).name == "drfl"
+def test_an_attack_without_byzantine_workers_is_an_error() -> None:
+    assert problems({"byzantine_attack": "alie"}) == [
+        "byzantine_attack is 'alie', but byzantine is 0: set byzantine to the number of Byzantine workers"
+    ]
+    assert Config.resolve({"method": "drfl", "radius": 1, "byzantine_attack": "alie", "byzantine": 1}).name == "drfl"
 
 
-def test_weights_that_a_liar_could_choose_are_refused() -> None:
+def test_weights_that_a_byzantine_worker_could_choose_are_refused() -> None:
     for aggregator in ("median", "geometric-median", "trimmed-mean:1", "multi-krum:1", "clipped-mean"):
         with pytest.raises(ConfigError, match=f"defeats the robust aggregator '{aggregator}'. Set weights to equal"):
             Config.resolve({"method": "drfl", "radius": 1, "weights": "samples", "aggregator": aggregator})

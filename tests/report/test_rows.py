@@ -459,8 +459,8 @@ def test_rows_of_one_method_are_drawn_apart() -> None:
         {"method": "erm"},
         {"method": "spgd", "radius": 2.0, "seed": 7, "max_steps": 3, "epochs": 5, "cost": "lp:1.5"},
         {"method": "fgsm", "epsilon": 0.25, "random_start": True, "regularizer": "elastic-net:0.1,0.2"},
-        {"method": "spgda", "radius": 1e-7, "gamma_rule": "adam:0.01", "kappa": 2.0, "log_every": 3},
-        {"method": "spgda-margin", "radius": 3.0, "limit": 100, "data_dir": "a b/$(c) 'd'", "learning_rate": 0.1},
+        {"method": "spgda", "radius": 1e-7, "gamma_rule": "adam:0.01", "label_cost": 2.0, "log_every": 3},
+        {"method": "spgda-margin", "radius": 3.0, "train_samples": 9, "data_dir": "a b/$(c) 'd'", "learning_rate": 0.1},
         {"method": "spgda", "radius": 2.0, "steps": [1, 2]},
         {"method": "erm", "data_dir": "7"},
     ],
@@ -486,13 +486,14 @@ def test_settings_without_a_say_do_not_set_rows_of_a_federation_apart() -> None:
     drfl: dict[str, Any] = {"method": "drfl", "radius": 2.0}
     alike = [entry(**drfl), entry(**drfl, seed=1, evaluate_every=20), entry(**drfl, seed=2)]
     assert [row.name for row in report(*alike).rows] == ["drfl"]
-    assert not {"epochs", "lie", "evaluate_every", "local_rate"} & alike[1].settings.keys()
-    apart = report(entry(**drfl), entry(**drfl, local_steps=2), entry(**drfl, liars=2, lie="alie"))
+    assert not {"epochs", "byzantine_attack", "evaluate_every", "local_learning_rate"} & alike[1].settings.keys()
+    apart = report(entry(**drfl), entry(**drfl, local_steps=2), entry(**drfl, byzantine=2, byzantine_attack="alie"))
     assert len(apart.rows) == 3
     assert "alie" in apart.rows[2].name
     # With fedavg one local step is the only one, and has a rate.
     averaged: dict[str, Any] = {"method": "fedavg", "local_steps": 1}
-    assert len(report(entry(**averaged, local_rate=0.01), entry(**averaged, local_rate=0.5, seed=1)).rows) == 2
+    rates = entry(**averaged, local_learning_rate=0.01), entry(**averaged, local_learning_rate=0.5, seed=1)
+    assert len(report(*rates).rows) == 2
 
 
 def test_a_deployed_run_is_made_again_by_its_federation() -> None:

@@ -203,7 +203,7 @@ def test_a_job_tells_the_errors_its_cost_and_its_work_and_the_same_again() -> No
     assert told["asked"] == CENTRAL.asked
     assert set(told["errors"]) == {"fgsm", "ifgsm", "pgd-paper", "pgd"}
     assert told["errors"]["fgsm"]["0"] == told["errors"]["pgd-paper"]["0"] <= told["errors"]["ifgsm"]["0.1"]
-    assert told["config"]["kappa"] == "inf"
+    assert told["config"]["label_cost"] == "inf"
     json.dumps(told, allow_nan=False)
     each, seen = flops_of("mlp", Size([1, 8, 8]), 10), 2 * 1437
     assert told["steps"] == 2 * 12

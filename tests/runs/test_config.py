@@ -26,16 +26,16 @@ from rhobust.support.toml import parse_overrides
 MACHINE = {"device": "cpu", "threads": 1}
 EVERY: dict[str, Any] = {
     **MACHINE,
-    **{"data": "digits", "data_dir": None, "limit": None, "model": "mlp", "radius": None, "batch_size": 128},
-    **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "kappa": math.inf, "regularizer": "none"},
+    **{"data": "digits", "data_dir": None, "train_samples": None, "model": "mlp", "radius": None, "batch_size": 128},
+    **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "label_cost": math.inf, "regularizer": "none"},
     **{"gamma_min": 0.001, "gamma_rule": None, "seed": 0, "precision": "float32", "log_every": 1},
-    **{"checkpoint_every": None, "momentum": 0.0, "average": None, "memory": None, "noise": 0.0, "temper": 0.0},
+    **{"checkpoint_every": None, "momentum": 0.0, "ema": None, "memory": None, "noise": 0.0, "temper": 0.0},
 }
 CENTRAL = EVERY | {"epochs": 30}
 FEDERATED = EVERY | {
-    **{"rounds": 300, "workers": 10, "partition": "iid", "participation": 1.0, "local_steps": 1, "local_rate": 0.1},
-    **{"server": "step", "aggregator": "mean", "weights": "equal", "quorum": 1, "liars": 0, "lie": "sign-flip"},
-    **{"evaluate_every": None},
+    **{"rounds": 300, "workers": 10, "partition": "iid", "participation": 1.0, "local_steps": 1},
+    **{"local_learning_rate": 0.1, "server_update": "gradient", "aggregator": "mean", "weights": "equal", "quorum": 1},
+    **{"byzantine": 0, "byzantine_attack": "sign-flip", "evaluate_every": None},
 }
 LEARNED = {"gamma_rule": "multiplicative:0.05", "gamma": 1.0}
 ORACLE = LEARNED | {"accuracy": 0.001, "max_steps": 10, "curvature": None}
@@ -58,10 +58,10 @@ ORACLE = LEARNED | {"accuracy": 0.001, "max_steps": 10, "curvature": None}
             | {"steps": 1, "eta": None, "gamma": 1.0},
         ),
         (
-            [{"method": "spgda-literal", "radius": 25, "data": "mnist", "limit": 1000}],
+            [{"method": "spgda-literal", "radius": 25, "data": "mnist", "train_samples": 1000}],
             "spgda-literal",
             CENTRAL
-            | {"data": "mnist", "limit": 1000, "model": "cnn", "method": "spgda-literal", "radius": 25.0}
+            | {"data": "mnist", "train_samples": 1000, "model": "cnn", "method": "spgda-literal", "radius": 25.0}
             | {"gamma_rule": "adam:0.001", "steps": 1, "eta": 0.02, "gamma": 1.0},
         ),
         (
@@ -76,10 +76,10 @@ ORACLE = LEARNED | {"accuracy": 0.001, "max_steps": 10, "curvature": None}
             CENTRAL | {"method": "erm", "data": "fashion-mnist", "optimizer": "sgd", "momentum": 0.9},
         ),
         (
-            [{"method": "nfgsm", "epsilon": 0.2, "norm": 2, "random_start": True, "average": 0.999}],
+            [{"method": "nfgsm", "epsilon": 0.2, "norm": 2, "random_start": True, "ema": 0.999}],
             "nfgsm",
             CENTRAL
-            | {"method": "nfgsm", "average": 0.999, "noise": 0.2}
+            | {"method": "nfgsm", "ema": 0.999, "noise": 0.2}
             | {"steps": 1, "epsilon": 0.2, "norm": 2.0, "step_size": None, "random_start": True},
         ),
         (
@@ -103,24 +103,29 @@ ORACLE = LEARNED | {"accuracy": 0.001, "max_steps": 10, "curvature": None}
             FEDERATED | LEARNED | {"method": "spgda", "radius": 1.0, "steps": (1, 1, 1, 1, 3), "cap": math.inf},
         ),
         (
-            [{"method": "fedavg", "local_rate": 0.05, "participation": 1, "weights": "samples"}],
+            [{"method": "fedavg", "local_learning_rate": 0.05, "participation": 1, "weights": "samples"}],
             "fedavg",
             FEDERATED
-            | {"method": "erm", "local_rate": 0.05, "local_steps": 5, "server": "average", "weights": "samples"},
+            | {"method": "erm", "local_learning_rate": 0.05, "local_steps": 5}
+            | {"server_update": "average", "weights": "samples"},
         ),
         (
-            [{"method": "drfl-spgd", "radius": 1, "max_steps": 4, "workers": 20}, {"liars": 3, "lie": "noise"}],
+            [
+                {"method": "drfl-spgd", "radius": 1, "max_steps": 4, "workers": 20},
+                {"byzantine": 3, "byzantine_attack": "noise"},
+            ],
             "drfl-spgd",
             FEDERATED
             | ORACLE
-            | {"method": "spgd", "radius": 1.0, "max_steps": 4, "workers": 20, "liars": 3, "lie": "noise"},
+            | {"method": "spgd", "radius": 1.0, "max_steps": 4, "workers": 20}
+            | {"byzantine": 3, "byzantine_attack": "noise"},
         ),
         (
-            [{"method": "spgd", "radius": 1, "rounds": 50, "server": "average", "evaluate_every": 10}],
+            [{"method": "spgd", "radius": 1, "rounds": 50, "server_update": "average", "evaluate_every": 10}],
             "fedavg of spgd",
             FEDERATED
             | ORACLE
-            | {"method": "spgd", "radius": 1.0, "rounds": 50, "server": "average", "evaluate_every": 10},
+            | {"method": "spgd", "radius": 1.0, "rounds": 50, "server_update": "average", "evaluate_every": 10},
         ),
     ],
 )
@@ -135,7 +140,7 @@ def test_layers_resolve_to_these_settings(layers: list[dict[str, Any]], name: st
 
 OF_A_RUN = """\
 data = "digits"
-limit = 500
+train_samples = 500
 model = "mlp"
 method = "spgda"
 radius = 0.04
@@ -143,7 +148,7 @@ batch_size = 64
 optimizer = "adam"
 learning_rate = 0.001
 cost = "linf"
-kappa = inf
+label_cost = inf
 regularizer = "none"
 gamma_min = 0.001
 gamma_rule = "multiplicative:0.05"
@@ -163,13 +168,13 @@ workers = 10
 partition = "dirichlet:0.3"
 participation = 0.5
 local_steps = 1
-local_rate = 0.1
-server = "step"
+local_learning_rate = 0.1
+server_update = "gradient"
 aggregator = "trimmed-mean:1"
 weights = "equal"
 quorum = 1
-liars = 1
-lie = "noise:3"
+byzantine = 1
+byzantine_attack = "noise:3"
 """
 
 
@@ -183,7 +188,8 @@ def test_the_settings_file_of_a_run_is_read_and_written_as_it_is(tmp_path: Path)
 def test_every_setting_has_a_help_that_is_whole() -> None:
     tables: dict[str, Any] = {
         **{"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "cost": COSTS, "regularizer": REGULARIZERS},
-        **{"gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "lie": BYZANTINE_ATTACKS, "partition": PARTITIONS},
+        **{"gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "partition": PARTITIONS},
+        "byzantine_attack": BYZANTINE_ATTACKS,
         "aggregator": [name for name in AGGREGATORS if not name.startswith("clipped-")],
     }
     settings = {**settings_of(Config), **settings_of(Federation)}
@@ -229,7 +235,7 @@ def test_toml_round_trip(name: str, tmp_path: Path) -> None:
 
 def test_specs_build_what_they_name() -> None:
     config = Config.resolve(
-        {"radius": 1, "cost": "lp:1.5", "kappa": 3, "regularizer": "elastic-net:0.1,0.2", "gamma_rule": "adam:0.5"}
+        {"radius": 1, "cost": "lp:1.5", "label_cost": 3, "regularizer": "elastic-net:0.1,0.2", "gamma_rule": "adam:0.5"}
     )
     assert config.make_cost() == SquaredLp(1.5, kappa=3.0)
     assert config.make_regularizer() == ElasticNet(0.1, 0.2)
@@ -279,7 +285,7 @@ def test_a_radius_is_needed_by_robust_methods_and_refused_by_others() -> None:
     ("settings", "message"),
     [
         ({"method": "wrm", "gamma": 1e-4}, r"gamma must start finite and at or above its floor gamma_min = 0\.001"),
-        ({"method": "fgsm", "kappa": 3}, "Ball does not price transport"),
+        ({"method": "fgsm", "label_cost": 3}, "'fgsm' does not price transport: drop label_cost"),
         ({"method": "spgd", "radius": 1, "curvature": 5.0}, r"gamma_min > curvature / mu = 2\.5"),
         ({"method": "spgd", "radius": 1, "max_steps": 0}, "max_steps must be a whole number, at least 1"),
     ],
@@ -363,11 +369,16 @@ def test_what_is_wrong_by_itself_is_told_of_once() -> None:
     for wrong, problem in (
         ({"gamma_min": -1}, "gamma_min must be > 0, not -1.0"),
         ({"optimizer": "adamw", "momentum": 0.5}, "unknown optimizer 'adamw' (did you mean 'adam'?); known: adam, sgd"),
+        ({"radius": "two"}, "radius must be a number, not 'two'"),
+        ({"label_cost": -1}, "label_cost must be at least 0, not -1.0"),
         ({"rounds": 3, "precision": "half"}, "unknown precision 'half'; known: auto, float32, bfloat16"),
     ):
         with pytest.raises(ConfigError) as caught:
             Config.resolve({"method": "spgd", "radius": 1}, wrong)
         assert caught.value.problems == [problem]
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve({"method": 3})  # and no radius, which some methods need
+    assert caught.value.problems == ["method must be text, not 3"]
 
 
 def test_where_the_data_lie_is_kept_from_the_root_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

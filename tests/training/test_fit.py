@@ -189,7 +189,7 @@ def test_numbers_of_numpy_are_numbers(radius: Any) -> None:
 
 def test_fit_says_what_the_command_would() -> None:
     with pytest.warns(UserWarning, match="looks back over 1000 steps, and there are 2"):
-        rhobust.fit(nn.Linear(3, 2), (X, Y), method="spgda", radius=0.1, epochs=2, average=0.999)
+        rhobust.fit(nn.Linear(3, 2), (X, Y), method="spgda", radius=0.1, epochs=2, ema=0.999)
 
 
 class Rows(Dataset[tuple[Any, Any]]):

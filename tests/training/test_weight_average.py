@@ -29,13 +29,13 @@ DATA = Samples(
 )
 
 
-def engine(average: float | None, epochs: int = 1) -> EagerEngine:
+def engine(decay: float | None, epochs: int = 1) -> EagerEngine:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     composed = compose(model, cross_entropy, find_method("spgda"), radius=0.5, optimizer=optimizer)
-    made = central_engine(*composed, SampleBatches(DATA, 16, 0, torch.device("cpu")), epochs, average=average)
+    made = central_engine(*composed, SampleBatches(DATA, 16, 0, torch.device("cpu")), epochs, ema=decay)
     assert isinstance(made, EagerEngine)
     return made
 
@@ -111,12 +111,10 @@ def test_a_checkpoint_keeps_the_average_to_the_bit() -> None:
 
 def test_fit_hands_the_average_back() -> None:
     models = []
-    for average in (None, 0.9):
+    for decay in (None, 0.9):
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-        rhobust.fit(
-            model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=average, observer=Observer()
-        )
+        rhobust.fit(model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, ema=decay, observer=Observer())
         models.append(model.weight.detach())
     assert not torch.equal(*models)
     torch.testing.assert_close(*models, atol=0.05, rtol=0)  # near: the same path, smoothed
@@ -131,13 +129,13 @@ def test_a_word_is_no_decay() -> None:
 def test_an_impossible_decay_is_refused(decay: float) -> None:
     with pytest.raises(Refused, match="decay"):
         WeightAverage(nn.Linear(1, 1), decay)
-    with pytest.raises(ConfigError, match="average"):
-        Config.resolve({"method": "erm", "average": decay})
+    with pytest.raises(ConfigError, match="ema must be"):
+        Config.resolve({"method": "erm", "ema": decay})
 
 
 def test_a_federation_has_no_average() -> None:
     with pytest.raises(ConfigError, match="a federation keeps no average"):
-        Config.resolve({"method": "drfl", "radius": 1.0, "average": 0.9})
+        Config.resolve({"method": "drfl", "radius": 1.0, "ema": 0.9})
 
 
 class Heard(Observer):
@@ -152,6 +150,6 @@ class Heard(Observer):
 def test_an_average_over_more_steps_than_there_are_is_warned_of(decay: float, warned: bool) -> None:
     listener = Heard()
     rhobust.fit(  # fifteen steps
-        nn.Linear(4, 3), (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, average=decay, observer=listener
+        nn.Linear(4, 3), (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, ema=decay, observer=listener
     )
     assert sum("looks back over 100 steps, and there are 15" in message for message in listener.said) == warned

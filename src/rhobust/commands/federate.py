@@ -14,9 +14,9 @@ USUAL = {"method": "drfl", "batch_size": 64}
 """The paper's settings, where others are not given."""
 
 _OPTIONS = (
-    *("data", "data_dir", "limit", "model", "method", "radius", "workers", "partition", "rounds", "batch_size"),
-    *("participation", "local_steps", "aggregator", "weights", "liars", "lie", "evaluate_every", "learning_rate"),
-    *("seed", "device"),
+    *("data", "data_dir", "train_samples", "model", "method", "radius", "workers", "partition", "rounds"),
+    *("batch_size", "participation", "local_steps", "aggregator", "weights", "byzantine", "byzantine_attack"),
+    *("evaluate_every", "learning_rate", "seed", "device"),
 )
 
 

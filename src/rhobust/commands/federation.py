@@ -21,6 +21,7 @@ from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.support.console import ERR, OUT, say
 from rhobust.support.interrupts import interruptible
+from rhobust.support.renamed import with_new_names
 
 Fed = Annotated[Path, typer.Argument(metavar="FED", help="Directory made by `init`, or one that holds a kit from it.")]
 OneSite = Annotated[str | None, typer.Option("--site", help="One party only: server, site-1, ... Default: all.")]
@@ -30,7 +31,7 @@ federation = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=Fals
 
 _DEMO = {"method": "drfl", "radius": 2.0, "rounds": 200, "evaluate_every": 100, "threads": 1, "checkpoint_every": 50}
 _DEMO_SITES = 3
-_SIMULATED = ("partition", "liars", "lie")
+_SIMULATED = ("partition", "byzantine", "byzantine_attack")
 
 
 @federation.command()
@@ -187,15 +188,20 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
 
 def _settings(given: list[dict[str, Any]], sites: int) -> Config:
     """Settings for real sites: their number and their data are given."""
-    named = {key.replace("-", "_"): value for layer in given for key, value in layer.items()}
+    named = with_new_names({key.replace("-", "_"): value for layer in given for key, value in layer.items()})
     problems = [f"{key} is for simulated workers (rhobust federate); drop it" for key in _SIMULATED if key in named]
-    if "limit" in named:
-        problems.append("limit needs all the data in one place; a site limits its own data by share in its site.toml")
+    if "train_samples" in named:
+        problems.append(
+            "train_samples needs all the data in one place; a site limits its own data by share in its site.toml"
+        )
     if named.get("workers", sites) != sites:
         problems.append(f"workers is {named['workers']}, but this federation has {sites} sites; drop it")
+    try:
+        settings = Config.resolve(USUAL, *given, {"workers": sites, "partition": "sites"})
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    settings = Config.resolve(USUAL, *given, {"workers": sites, "partition": "sites"})
     federation_of(settings)
     # The server's process is elsewhere: what is a path here must be one there.
     data = settings.data if settings.data in DATA else str(Path(settings.data).resolve())

@@ -21,7 +21,7 @@ def methods() -> None:
         table.add_row(method.name, method.summary, ", ".join(filter(None, ["radius" if method.robust else "", knobs])))
     for name, central in FEDERATED.items():
         settings = as_federated({"method": name})
-        averages = settings.get("server") == "average"
+        averages = settings.get("server_update") == "average"
         then = f"averaged after {settings['local_steps']} local steps" if averages else "one step on the server"
         table.add_row(name, f"federated: {central} on every worker, {then}", "as there; `rhobust federate`")
     OUT.print(table)

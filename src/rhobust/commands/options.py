@@ -14,6 +14,7 @@ from rhobust.errors import ConfigError, unknown
 from rhobust.federation.settings import Federation
 from rhobust.method import methods
 from rhobust.runs.config import Config
+from rhobust.support.renamed import RENAMED
 from rhobust.support.setting import settings_of
 from rhobust.support.toml import typed
 
@@ -24,11 +25,13 @@ Command = Callable[..., None]
 
 def _words(context: typer.Context, words: list[str] | None) -> list[str] | None:
     """Settings, none of which is written as an option that there is not."""
-    options = [name for option in context.command.params for name in option.opts if name.startswith("-")]
+    shown = [option for option in context.command.params if not getattr(option, "hidden", False)]
+    options = [name for option in shown for name in option.opts if name.startswith("-")]
     settings = {*_KNOWN, *(knob for method in methods().values() for knob in method.knobs)}
     problems = []
     for flag in (word.split("=")[0] for word in words or () if word.startswith("-")):
         key = flag.lstrip("-").replace("-", "_")
+        key = RENAMED.get(key, key)
         setting = f"{flag} is not an option but a setting: write {key}=VALUE, without dashes"
         problems.append(setting if key in settings else unknown("option", flag, options))
     if problems:
@@ -51,8 +54,10 @@ Out = Annotated[Path | None, typer.Option(help="Run directory to make.")]
 def settings_as_options(*keys: str, usual: Mapping[str, Any] | None = None) -> Callable[[Command], Command]:
     """Gives a command an option for each of these settings, in place of its parameter `given`.
 
-    What was given arrives there, by key. `usual` are the command's own defaults, for the help.
+    What was given arrives there, by key. `usual` are the command's own defaults, for the help. An old name of a setting
+    is a hidden option, so that `Config.resolve` can name the new one beside all other problems.
     """
+    keys += tuple(old for old, new in RENAMED.items() if new in keys)
 
     def decorate(function: Command) -> Command:
         @wraps(function)
@@ -74,9 +79,10 @@ def settings_as_options(*keys: str, usual: Mapping[str, Any] | None = None) -> C
 
 def _option(key: str, usual: Mapping[str, Any]) -> inspect.Parameter:
     """The option of a setting: unset unless it is given, its default told in the help."""
-    known = _KNOWN[key]
+    known = _KNOWN[RENAMED.get(key, key)]
     default = typed(usual[key]) if key in usual else known.default
-    option = typer.Option(help=f"{known.help} Default: {default}." if default else known.help)
+    about = f"{known.help} Default: {default}." if default else known.help
+    option = typer.Option(help=about, hidden=key in RENAMED)
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[known.kind | None, option]
     )

@@ -33,12 +33,12 @@ class Federation:
         1.0, "Fraction of the workers sampled per round. If too few answer, others are asked.", _share
     )
     local_steps: int = setting(1, "Number of steps of a worker between two uploads.", positive)
-    local_rate: float = setting(0.1, "Step size of a worker that takes several local steps.", positive)
-    server: str = setting(
-        "step",
-        "Update of the weights: step (optimizer step along the aggregated gradient) or average (mean of the workers' "
-        "weights, FedAvg).",
-        one_of(("step", "average")),
+    local_learning_rate: float = setting(0.1, "Step size of a worker that takes several local steps.", positive)
+    server_update: str = setting(
+        "gradient",
+        "Update of the weights: gradient (optimizer step along the aggregated gradient) or average (mean of the "
+        "workers' weights, FedAvg).",
+        one_of(("gradient", "average")),
     )
     aggregator: str = setting(
         "mean",
@@ -52,8 +52,8 @@ class Federation:
         one_of(("equal", "samples")),
     )
     quorum: int = setting(1, "Smallest number of valid uploads that makes a round.", positive)
-    liars: int = setting(0, "Number of simulated Byzantine workers.")
-    lie: str = setting(
+    byzantine: int = setting(0, "Number of simulated Byzantine workers.")
+    byzantine_attack: str = setting(
         "sign-flip",
         f"Attack of the Byzantine workers: {', '.join(BYZANTINE_ATTACKS)}; append :STRENGTH to set its strength.",
         accepted_by(find_byzantine_attack),
@@ -69,13 +69,14 @@ class Federation:
 
     @property
     def rate_idles(self) -> bool:
-        """Whether `local_rate` was set and no worker takes a step of its own."""
-        given = 0 < self.local_rate < math.inf and self.local_rate != Federation.local_rate
-        return given and self.local_steps == 1 and self.server == "step"
+        """Whether `local_learning_rate` was set and no worker takes a step of its own."""
+        rate = self.local_learning_rate
+        given = 0 < rate < math.inf and rate != Federation.local_learning_rate
+        return given and self.local_steps == 1 and self.server_update == "gradient"
 
     def method_name(self, central: str) -> str:
         """What the federation of a central method is called."""
-        if self.server == "average":
+        if self.server_update == "average":
             return "fedavg" if central == "erm" else f"fedavg of {central}"
         return next(
             (name for name, of in FEDERATED.items() if of == central and name != "fedavg"), f"federated {central}"
@@ -85,10 +86,15 @@ class Federation:
         """Everything that is wrong with the settings, each by itself and together."""
         wrong = problems_by_key(self)
         found = [*chain(*wrong.values())]
-        if not 0 <= self.liars < max(self.workers, 1):
-            found.append(f"liars must be at least 0 and fewer than the {self.workers} workers, not {self.liars}")
-        if not self.liars and self.lie != Federation.lie and "lie" not in wrong:
-            found.append(f"lie is '{self.lie}', but liars is 0: set liars to the number of Byzantine workers")
+        if not 0 <= self.byzantine < max(self.workers, 1):
+            found.append(
+                f"byzantine must be at least 0 and fewer than the {self.workers} workers, not {self.byzantine}"
+            )
+        attack = self.byzantine_attack
+        if not self.byzantine and attack != Federation.byzantine_attack and "byzantine_attack" not in wrong:
+            found.append(
+                f"byzantine_attack is '{attack}', but byzantine is 0: set byzantine to the number of Byzantine workers"
+            )
         aggregator = None if "aggregator" in wrong else find_aggregator(self.aggregator)
         if aggregator and self.weights == "samples" and not isinstance(aggregator, Mean):
             found.append(
@@ -114,7 +120,7 @@ def as_federated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose method is a federated one, as the central method and the federation it stands for.
 
     >>> as_federated({"method": "fedavg", "rounds": 100})
-    {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server': 'average'}
+    {'method': 'erm', 'rounds': 100, 'local_steps': 5, 'server_update': 'average'}
     """
     name = settings.get("method")
     if not isinstance(name, str) or name not in FEDERATED:
@@ -123,5 +129,5 @@ def as_federated(settings: Mapping[str, Any]) -> dict[str, Any]:
     found.setdefault("rounds", Federation.rounds)
     if name == "fedavg":
         found.setdefault("local_steps", 5)
-        found.setdefault("server", "average")
+        found.setdefault("server_update", "average")
     return found

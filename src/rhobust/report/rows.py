@@ -21,8 +21,9 @@ def telling(config: Config) -> dict[str, Any]:
     silent: set[str] = set()
     if federation := config.federation:
         silent = {"evaluate_every"}
-        silent |= set() if federation.liars else {"lie"}
-        silent |= set() if federation.local_steps > 1 or federation.server == "average" else {"local_rate"}
+        silent |= set() if federation.byzantine else {"byzantine_attack"}
+        local = federation.local_steps > 1 or federation.server_update == "average"
+        silent |= set() if local else {"local_learning_rate"}
     return {key: value for key, value in config.settings().items() if value is not None and key not in silent}
 
 

@@ -79,7 +79,7 @@ def _apart(one: nn.Module, other: nn.Module) -> float:
 
 def _one_by_one(config: Config) -> nn.Module:
     """The model after the same rounds in this process, no batches fused."""
-    settings, data = federation_of(config), load_data(config.data, limit=config.limit)
+    settings, data = federation_of(config), load_data(config.data, limit=config.train_samples)
     here = torch.device("cpu")
     with seeded(config.seed, here, config.threads):
         server = server_of(config, data, here)
@@ -103,7 +103,7 @@ def _deployed(place: Path, simulated: Config, config: Config) -> Run:
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings, data = federation_of(simulated), load_data(simulated.data, limit=simulated.limit)
+    settings, data = federation_of(simulated), load_data(simulated.data, limit=simulated.train_samples)
     kits = make_kits(place / "fed", settings.workers, "localhost", port)
     shares = partition(settings.partition, data.train.y, settings.workers, simulated.seed)
     for site, share in zip(kits.sites, shares, strict=True):

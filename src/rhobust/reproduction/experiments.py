@@ -130,6 +130,6 @@ QUICK = Scale(
     tuning_rounds=3,
     held_out=60,
     candidates=2,
-    slice={"limit": 640, "model": "mlp"},
+    slice={"train_samples": 640, "model": "mlp"},
     quick=True,
 )

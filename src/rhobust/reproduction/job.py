@@ -37,7 +37,7 @@ def do(job: Job, scratch: str | None = None) -> dict[str, Any]:
     """Train, measure, and say what came out; the run itself, for as long as it is needed, is in `scratch`."""
     torch.compiler.reset()  # each job in a process compiles for itself, and only so many are kept
     config = Config.resolve(job.training)
-    data = dataset(config.data, config.limit, job.measuring.get("held_out"))
+    data = dataset(config.data, config.train_samples, job.measuring.get("held_out"))
     each = flops_of(config.model, data.train.x.shape[1:], data.classes)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         start = time.perf_counter()

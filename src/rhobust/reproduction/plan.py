@@ -55,7 +55,7 @@ class Job:
             steps = _WORKERS * local_steps if local_steps > 1 else 1  # one gradient each is one batch of all
             seen = self.training["rounds"] * max(_WORKERS * _WORKER_BATCH * local_steps, steps * _SMALLEST_STEP)
         else:
-            seen = self.training["epochs"] * self.training.get("limit", _TRAINING_IMAGES)
+            seen = self.training["epochs"] * self.training.get("train_samples", _TRAINING_IMAGES)
         return float(seen * (2 * gradients + 3)) + self._measuring_cost
 
     @property

@@ -60,7 +60,7 @@ def build_engine(config: Config, data: DataSet, device: torch.device) -> Engine:
         batches_of(data.train, config.batch_size, config.seed, device),
         config.epochs,
         precision=PRECISIONS[config.precision],
-        average=config.average,
+        ema=config.ema,
         memory=config.memory,
     )
 
@@ -84,7 +84,7 @@ def server_of(config: Config, data: DataSet, device: torch.device) -> Server:
     mean of the uploads, which are means of H gradients.
     """
     settings = federation_of(config)
-    averaged = settings.local_rate * settings.local_steps if settings.server == "average" else None
+    averaged = settings.local_learning_rate * settings.local_steps if settings.server_update == "average" else None
     objective, optimizer = compose_run(config, data, device, averaged)
     aggregator, weighted = find_aggregator(settings.aggregator), settings.weights == "samples"
     return Server(objective, optimizer, aggregator, quorum=settings.quorum, weighted=weighted)
@@ -100,7 +100,7 @@ def federation_of(config: Config) -> Federation:
 def work_of(config: Config) -> LocalSteps:
     """What a worker of the federation does in a round."""
     settings = federation_of(config)
-    return LocalSteps(config.batch_size, settings.local_steps, settings.local_rate, config.seed)
+    return LocalSteps(config.batch_size, settings.local_steps, settings.local_learning_rate, config.seed)
 
 
 def simulation_of(config: Config, data: DataSet, device: torch.device) -> Simulation:
@@ -113,6 +113,6 @@ def simulation_of(config: Config, data: DataSet, device: torch.device) -> Simula
         [share.to(device) for share in partition(settings.partition, data.train.y, settings.workers, config.seed)],
         work_of(config),
         classes=data.classes,
-        byzantine=settings.liars,
-        attack=settings.lie,
+        byzantine=settings.byzantine,
+        attack=settings.byzantine_attack,
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rhobust.checks import decay_problem, seed_problems
-from rhobust.costs import COSTS, Cost, SquaredL2
+from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA, data_problem
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation, as_federated
@@ -25,10 +25,12 @@ from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
 from rhobust.runs.defaults import filled_in
+from rhobust.support.renamed import RENAMED, renamed_problem, with_new_names
 from rhobust.support.setting import (
     accepted_by,
     below_one,
     converted,
+    not_negative,
     one_of,
     positive,
     problems_by_key,
@@ -59,7 +61,7 @@ class Config:
     data_dir: str | None = setting(
         None, "Folder with mnist/ and fashion-mnist/, searched first.", usual="the variable RHOBUST_DATA"
     )
-    limit: int | None = setting(None, "Number of training samples to use, the first ones.", positive, usual="all")
+    train_samples: int | None = setting(None, "Number of training samples, the first ones.", positive, usual="all")
     model: str = setting(
         "mlp", f"Model to train: {', '.join(MODELS)}.", one_of(MODELS), usual="mlp; cnn for mnist and fashion-mnist"
     )
@@ -78,7 +80,7 @@ class Config:
         "Transport cost, a squared norm: l2, lp:P with 1 < P <= 2, or linf.",
         accepted_by(partial(parse_spec, "cost", table=COSTS)),
     )
-    kappa: float = setting(math.inf, "Cost of changing a label; inf never changes labels.", accepted_by(SquaredL2))
+    label_cost: float = setting(math.inf, "Cost of changing a label; inf never changes labels.", not_negative)
     regularizer: str = setting(
         "none",
         "Regularizer of the weights: none, l1:W, squared-l1:W, squared-l2:W, elastic-net:L1,L2, group-l2:W or "
@@ -110,7 +112,7 @@ class Config:
         None, "Number of training steps between two checkpoints.", positive, usual="one epoch"
     )
     momentum: float = setting(0.0, "Momentum of the optimizer sgd, in [0, 1).", below_one)
-    average: float | None = setting(
+    ema: float | None = setting(
         None, "Decay of the moving average of the weights (EMA), in [0, 1).", below_one, usual="off"
     )
     memory: float | None = setting(
@@ -134,17 +136,16 @@ class Config:
         >>> Config.resolve({"method": "spgd", "radius": 1, "max_steps": 5}).knobs["max_steps"]
         5
         """
-        given, problems = _read(layers)
+        given, unread = _read(layers)
         config = _built(given, here)
-        problems += config.problems(here)
-        if problems:
+        if problems := [*chain(*unread.values()), *config.problems(here, unread.keys())]:
             raise ConfigError(dict.fromkeys(problems))
         return config
 
-    def problems(self, here: bool) -> list[str]:
-        """Everything that is wrong with the settings, each by itself and together."""
+    def problems(self, here: bool, unread: AbstractSet[str] = frozenset()) -> list[str]:
+        """Everything that is wrong with the settings, each by itself and together; `unread` have defaults here."""
         wrong = problems_by_key(self)
-        together = chain.from_iterable(check(self, wrong.keys()) for check in _TOGETHER)
+        together = chain.from_iterable(check(self, wrong.keys() | unread) for check in _TOGETHER)
         return [*chain(*wrong.values()), *together, *(_of_new_run(self) if here else ())]
 
     def make_method(self) -> Method:
@@ -152,8 +153,8 @@ class Config:
         return find_method(self.method).tuned(**self.knobs)
 
     def make_cost(self) -> Cost:
-        """The transport cost, with kappa for labels."""
-        return dataclasses.replace(parse_spec("cost", self.cost, COSTS), kappa=self.kappa)  # type: ignore[type-var]
+        """The transport cost, with the cost of changing a label."""
+        return dataclasses.replace(parse_spec("cost", self.cost, COSTS), kappa=self.label_cost)  # type: ignore[type-var]
 
     def make_regularizer(self) -> Regularizer:
         """The regularizer of the weights."""
@@ -176,32 +177,33 @@ class Config:
         return "".join(f"{key} = {to_toml(value)}\n" for key, value in self.settings().items() if value is not None)
 
     @classmethod
-    def from_toml(cls, path: Path, *layers: Mapping[str, Any]) -> Config:
-        """Settings of a run, with layers on top; its data and device need not be here any more."""
-        return cls.resolve(read_toml(path), *layers, here=False)
+    def from_toml(cls, path: Path, *layers: Mapping[str, Any], here: bool = False) -> Config:
+        """Settings of a run, with layers on top. An old run's may have old names; its data and device may be gone."""
+        return cls.resolve(with_new_names(read_toml(path)), *layers, here=here)
 
 
 # Read: layers become one, and each value what its setting is.
 
 
-def _read(layers: tuple[Mapping[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
-    """What was given, by key, later layers over earlier ones; and what cannot be read."""
-    merged = as_federated({key.replace("-", "_"): value for layer in layers for key, value in layer.items()})
+def _read(layers: tuple[Mapping[str, Any], ...]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """What was given, by key, later layers over earlier ones; and by key what is wrong with how it was given."""
+    merged = {key.replace("-", "_"): value for layer in layers for key, value in layer.items()}
+    problems = {key: [renamed_problem(key, value)] for key, value in merged.items() if key in RENAMED}
+    merged = as_federated(with_new_names(merged))
     method = _method_called(merged.get("method", Config.method))
     known = {**settings_of(Config), **settings_of(Federation)}
     kinds = {key: one.kind for key, one in known.items()} | (method.knob_kinds if method else {})
     given: dict[str, Any] = {}
-    problems: list[str] = []
     for key, value in merged.items():
         try:
             if key in kinds:
                 given[key] = converted(key, value, kinds[key])
             elif method:  # without one, what is a knob cannot be told
-                problems.append(method.not_a_knob("key", key, known))
+                problems[key] = [method.not_a_knob("key", key, known)]
         except ConfigError as problem:
-            problems += problem.problems
+            problems[key] = problem.problems
     if _is_federated(given) and given.pop("epochs", None) is not None:
-        problems.append("a federation trains in rounds, not in epochs: drop epochs, set rounds")
+        problems["epochs"] = ["a federation trains in rounds, not in epochs: drop epochs, set rounds"]
     return given, problems
 
 
@@ -229,20 +231,22 @@ def _built(given: Mapping[str, Any], here: bool) -> Config:
 
 def _of_method(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     method = _method_called(config.method)
-    if method is None:
+    if method is None or "method" in wrong:
         return
-    if problem := method.radius_problem(config.radius):
+    if (problem := method.radius_problem(config.radius)) and (config.radius is not None or "radius" not in wrong):
         yield problem.replace(f"'{method.name}'", f"'{config.name}'")  # as the user calls it
+    if math.isfinite(config.label_cost) and not method.maximizer.penalized:
+        yield f"method '{config.name}' does not price transport: drop label_cost"
     if not method.robust and config.gamma_rule is not None:
         yield method.no_gamma_rule
     yield from refusals(config.make_method)
-    if not wrong & {"radius", "cost", "kappa", "gamma_min"}:
+    if not wrong & {"radius", "cost", "gamma_min"}:
         yield from refusals(_check_theory, config)
 
 
 def _check_theory(config: Config) -> None:
     """What `RobustObjective` would refuse, found before data are loaded and with all the rest."""
-    cost, method = config.make_cost(), config.make_method()
+    cost, method = parse_spec("cost", config.cost, COSTS), config.make_method()
     check_settings(
         config.radius or 0.0, cost, method.maximizer, method.gamma, config.gamma_min, None, method.noise, method.temper
     )
@@ -270,13 +274,13 @@ def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if federation is None:
         return
     yield from federation.problems()
-    if config.average is not None:
-        yield "a federation keeps no average of its weights: drop average"
+    if config.ema is not None:
+        yield "a federation keeps no average of its weights: drop ema"
     if config.precision != "float32" and "precision" not in wrong:
         yield f"a federation computes in float32, not {config.precision}: its workers may have no GPU"
     own = [key for key in ("optimizer", "learning_rate", "momentum") if getattr(config, key) != getattr(Config, key)]
-    if federation.server == "average" and own:
-        yield f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_rate"
+    if federation.server_update == "average" and own:
+        yield f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_learning_rate"
 
 
 _TOGETHER = (_of_method, _of_optimizer, _of_memory, _of_federation)
@@ -292,4 +296,4 @@ def _of_new_run(config: Config) -> Iterator[str]:
     if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
         yield f"method '{config.method}' has no gamma: drop gamma_min"
     if federation and federation.rate_idles:
-        yield "local_rate is for workers who take several steps: set local_steps above 1, or drop it"
+        yield "local_learning_rate is for workers who take several steps: set local_steps above 1, or drop it"

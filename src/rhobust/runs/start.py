@@ -17,7 +17,6 @@ from rhobust.runs.build import build_engine
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.support.seeding import seeded
-from rhobust.support.toml import read_toml
 from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
 from rhobust.training.observers import Observer
@@ -46,9 +45,9 @@ def train_run(
     if run.finished:
         run.trained()  # a model that is damaged is not finished
         return run
-    observer, settings = observer or Observer(), config or Config.resolve(read_toml(run.config_path))
+    observer, settings = observer or Observer(), config or Config.from_toml(run.config_path, here=True)
     device = torch.device(settings.device)
-    data = data or load_data(settings.data, settings.data_dir, settings.limit)
+    data = data or load_data(settings.data, settings.data_dir, settings.train_samples)
     if data.classes < 2:
         raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
     digests = {"train": data.train.digest(), "test": data.test.digest()}
@@ -67,7 +66,7 @@ def train_run(
 def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer: Observer) -> None:
     """Train from the last checkpoint to the end, and write the model."""
     start, objective = _restored(run, engine, observer), engine.objective
-    for remark in remarks(objective, data.train.x, engine.total, config.average):
+    for remark in remarks(objective, data.train.x, engine.total, config.ema):
         observer.warned(remark)
     test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
     judged = None if config.federation is None else config.federation.evaluate_every

@@ -123,6 +123,12 @@ def positive(key: str, value: float) -> Iterator[str]:
         yield f"{key} must be > 0{', and finite' if value == math.inf else ''}, not {value}"
 
 
+def not_negative(key: str, value: float) -> Iterator[str]:
+    """It is at least 0."""
+    if not value >= 0:
+        yield f"{key} must be at least 0, not {value}"
+
+
 def below_one(key: str, value: float) -> Iterator[str]:
     """It lies in [0, 1)."""
     if not 0 <= value < 1:

@@ -59,12 +59,12 @@ def central_engine(
     epochs: int,
     *,
     precision: torch.dtype = torch.float32,
-    average: float | None = None,
+    ema: float | None = None,
     memory: float | None = None,
 ) -> Engine:
     """The engine of one process where the objective lives: on a GPU the step is captured, where it can be.
 
-    `average` is the decay of a `WeightAverage` and `memory` that of a `Memory`.
+    `ema` is the decay of a `WeightAverage` and `memory` that of a `Memory`.
     """
     eager = EagerEngine(
         objective,
@@ -72,7 +72,7 @@ def central_engine(
         batches,
         epochs,
         precision=precision,
-        average=None if average is None else WeightAverage(objective.model, average),
+        ema=None if ema is None else WeightAverage(objective.model, ema),
         memory=None if memory is None else memory_for(batches, objective.maximizer, memory),
     )
     return CudaGraphEngine(eager) if objective.gamma.is_cuda else eager

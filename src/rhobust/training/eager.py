@@ -23,7 +23,7 @@ class EagerEngine(Engine):
     """Takes the steps of Alg. 1 and 2 operator by operator, on whatever device the objective lives.
 
     With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs. With
-    `average` the model ends with the weights averaged over the steps. With `memory` an ascent goes on from where that
+    `ema` the model ends with the weights averaged over the steps. With `memory` an ascent goes on from where that
     of the epoch before ended. Batches depend on (seed, epoch) alone, so a training that is stopped and goes on takes
     the same steps as one that is not.
     """
@@ -36,11 +36,11 @@ class EagerEngine(Engine):
         epochs: int = 1,
         *,
         precision: torch.dtype = torch.float32,
-        average: WeightAverage | None = None,
+        ema: WeightAverage | None = None,
         memory: Memory | None = None,
     ) -> None:
         self.objective, self.optimizer, self.batches, self.epochs = objective, optimizer, batches, epochs
-        self.precision, self.average, self.memory = precision, average, memory
+        self.precision, self.ema, self.memory = precision, ema, memory
         self.epoch_steps = batches.steps()
         self.total = None if self.epoch_steps is None else self.epoch_steps * epochs
         self._taken = 0  # steps so far, which only this engine counts where a stream does not know its length
@@ -95,19 +95,19 @@ class EagerEngine(Engine):
 
     def follow(self) -> None:
         """After a step: the average. It counts on the host, so it is no part of what is captured."""
-        if self.average is not None:
-            self.average.update()
+        if self.ema is not None:
+            self.ema.update()
 
     def settle(self) -> None:
-        if self.average is not None:
-            self.average.put()
+        if self.ema is not None:
+            self.ema.put()
 
     def state_dict(self) -> dict[str, Any]:
         device = self.objective.gamma.device
         return {
             "objective": dict(self.objective.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
+            "average": None if self.ema is None else self.ema.state_dict(),  # its name in the runs of older versions
             "memory": None if self.memory is None else self.memory.state_dict(),
             "generator": torch.get_rng_state(),
             "cuda_generator": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -116,8 +116,8 @@ class EagerEngine(Engine):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["average"])
         if self.memory is not None:
             self.memory.load_state_dict(state["memory"])
         torch.set_rng_state(state["generator"])

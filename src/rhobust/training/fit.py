@@ -18,6 +18,7 @@ from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
+from rhobust.support.renamed import RENAMED, renamed_problem
 from rhobust.support.seeding import seeded
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
@@ -74,7 +75,7 @@ def fit(
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
     precision: torch.dtype = torch.float32,
-    average: float | None = None,
+    ema: float | None = None,
     memory: float | None = None,
     seed: int = 0,
     observer: Observer | None = None,
@@ -85,7 +86,7 @@ def fit(
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
     neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
     Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
-    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `average`, a decay such as 0.999,
+    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
     where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
     replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
@@ -99,7 +100,9 @@ def fit(
     >>> len(trained.history)
     30
     """
-    if misplaced := [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]:
+    misplaced = [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]
+    misplaced += [renamed_problem(knob) for knob in knobs if RENAMED.get(knob) in (fit.__kwdefaults__ or ())]
+    if misplaced:
         raise ConfigError(dict.fromkeys(misplaced))
     chosen = find_method(method).tuned(fit.__kwdefaults__ or (), **knobs)
     if problem := chosen.radius_problem(radius):
@@ -134,9 +137,9 @@ def fit(
         bounds=bounds,
     )
     batches = batches_of(data, batch_size, seed, some.device, some.dtype)
-    engine = central_engine(objective, proximal, batches, epochs, precision=precision, average=average, memory=memory)
+    engine = central_engine(objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory)
     observer, whole = observer or Warner(), batches.whole()
-    for remark in remarks(objective, None if whole is None else whole.x, engine.total, average):
+    for remark in remarks(objective, None if whole is None else whole.x, engine.total, ema):
         observer.warned(remark)
     with seeded(seed, some.device):
         history = train(engine, observer=observer)

@@ -14,16 +14,16 @@ from rhobust.training.weight_average import reach
 _MOST_SAMPLES = 1000  # that the cost of a move to one point is estimated on
 
 
-def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, average: float | None) -> list[str]:
+def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, ema: float | None) -> list[str]:
     """Why a training with these settings may not do what was asked for.
 
-    `x` are the inputs, where they are in memory, `steps` how many there are in all, and `average` is the decay of the
+    `x` are the inputs, where they are in memory, `steps` how many there are in all, and `ema` is the decay of the
     averaged weights.
     """
     found = (
         objective.unreachable_radius,
         one_point_suffices(objective, x),
-        average_looks_back_too_far(average, steps),
+        average_looks_back_too_far(ema, steps),
     )
     return [remark for remark in found if remark is not None]
 
@@ -47,7 +47,7 @@ def average_looks_back_too_far(decay: float | None, steps: int | None) -> str | 
         return None
     return (
         f"an average of decay {decay:g} looks back over {reach(decay):.0f} steps, and there are {steps}: the first, of "
-        "a model that knows nothing, count as much as the last. Lower average"
+        "a model that knows nothing, count as much as the last. Lower ema"
     )
 
 
