@@ -328,5 +328,6 @@ def test_byzantine_workers_are_those_at_the_end_and_what_gives_them_away_is_name
     first = run.metrics()[0]
     assert list(first["dropped"]) == ["worker-5", "worker-6"]
     assert first["workers"] == 4
-    assert sorted(warnings)[0].startswith("round 0: worker-5 was dropped: its gradient in gamma")
-    assert len(warnings) == 2  # each once, whatever happens later
+    dropped = [warning for warning in warnings if "was dropped" in warning]
+    assert sorted(dropped)[0].startswith("round 0: worker-5 was dropped: its gradient in gamma")
+    assert len(dropped) == 2  # each once, whatever happens later

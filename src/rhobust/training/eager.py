@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 from rhobust.training.engine import Engine, Warn
 from rhobust.training.record import Record
-from rhobust.training.step import Numbers, diverged, sound
+from rhobust.training.step import Numbers, diverged, gradient, sound
 from rhobust.training.weight_average import WeightAverage
 
 
@@ -69,25 +67,7 @@ class EagerEngine(Engine):
 
     def gradient(self, batch: Batch, step: int, epoch: int) -> Numbers:
         """The gradient in theta and gamma, left where the optimizer finds it."""
-        x, y, at = batch
-        self.optimizer.zero_grad()
-        start = None if self.memory is None or at is None else self.memory.recall(at)
-        with self._precise(x.device):
-            surrogate = self.objective(x, y, start, step)  # Alg. 1 and 2, line 3
-        surrogate.value.backward()  # Alg. 1 and 2, line 4: the gradient
-        gamma = self.objective.gamma.detach()
-        gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
-        values = (
-            surrogate.loss.mean(),
-            surrogate.value.detach(),
-            gamma,
-            surrogate.cost.mean(),
-            self.optimizer.stationarity(),
-            gap,
-        )
-        if self.memory is not None and at is not None:  # last: a step that fails before may be taken again
-            self.memory.keep(at, surrogate.center, surrogate.zeta)
-        return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
+        return gradient(self.objective, self.optimizer, batch, step, epoch, self.precision, self.memory)
 
     def update(self) -> None:
         """The step, from the gradient as it stands."""
@@ -123,7 +103,3 @@ class EagerEngine(Engine):
         torch.set_rng_state(state["generator"])
         if state["cuda_generator"] is not None:
             torch.cuda.set_rng_state(state["cuda_generator"], self.objective.gamma.device)
-
-    def _precise(self, device: torch.device) -> AbstractContextManager[object]:
-        # Not autocast(enabled=False): that would end an autocast of the caller's.
-        return nullcontext() if self.precision == torch.float32 else torch.autocast(device.type, self.precision)

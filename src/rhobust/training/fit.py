@@ -143,6 +143,6 @@ def fit(
         observer.warned(remark)
     with seeded(seed, some.device):
         history = train(engine, observer=observer)
-    if whole is not None and (doubt := useless(objective, whole)):
+    if whole is not None and objective.classifies and (doubt := useless(objective, whole)):
         observer.warned(doubt)
     return Fit(objective, proximal, history)

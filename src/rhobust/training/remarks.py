@@ -53,8 +53,6 @@ def average_looks_back_too_far(decay: float | None, steps: int | None) -> str | 
 
 def useless(objective: RobustObjective, samples: Samples) -> str | None:
     """The model that was trained has learned nothing: judged on samples whose labels are class numbers."""
-    if not objective.classifies:
-        return None
     moves = objective.maximizer.gradients or objective.noise
     hidden = "The moves of its training may hide what tells the classes apart: lower epsilon, noise or the radius"
     return learned_nothing(objective.model, samples, hidden if moves else "Try another learning rate, or more epochs")
