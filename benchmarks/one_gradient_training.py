@@ -28,7 +28,7 @@ from rhobust.data.catalog import load_data
 from rhobust.data.samples import Samples
 from rhobust.evaluation.evaluate import Evaluation, evaluate
 from rhobust.losses import cross_entropy
-from rhobust.reproduction.mps import shared_card
+from rhobust.reproduction.nvidia_mps import shared_card
 from rhobust.runs.config import Config
 from rhobust.runs.load import load
 from rhobust.runs.start import train_run

@@ -29,10 +29,10 @@ from rhobust.regularizers import L1, Regularizer, SquaredL2
 from rhobust.training.cuda_graph import CudaGraphEngine
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine
-from rhobust.training.fusion import Fusion
+from rhobust.training.graph_recording import Recordings
+from rhobust.training.kernel_fusion import Fusion
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer
-from rhobust.training.recording import Recordings
 from rhobust.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: captured steps go untested")

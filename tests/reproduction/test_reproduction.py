@@ -14,7 +14,7 @@ from torch import Size, nn
 
 from rhobust.data import digits
 from rhobust.errors import RunError
-from rhobust.reproduction import mps
+from rhobust.reproduction import nvidia_mps
 from rhobust.reproduction.claims import Verdict, claims
 from rhobust.reproduction.curves import paper_lines, tuned_lines
 from rhobust.reproduction.experiments import FIGURES, FULL, QUICK, Scale
@@ -389,8 +389,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_card_is_shared_while_it_lasts(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "_PROBE", "pass")
-    with mps.shared_card(lambda line: None) as shared:
+    monkeypatch.setattr(nvidia_mps, "_PROBE", "pass")
+    with nvidia_mps.shared_card(lambda line: None) as shared:
         assert shared
         pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(pipe).is_dir()
@@ -400,9 +400,9 @@ def test_a_card_is_shared_while_it_lasts(control: Path, monkeypatch: pytest.Monk
 
 
 def test_a_service_that_does_not_serve_is_said_and_stopped(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "_PROBE", "raise SystemExit('no card')")
+    monkeypatch.setattr(nvidia_mps, "_PROBE", "raise SystemExit('no card')")
     said: list[str] = []
-    with mps.shared_card(said.append) as shared:
+    with nvidia_mps.shared_card(said.append) as shared:
         assert not shared
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert said == ["nvidia-cuda-mps-control does not work here (no card): processes take turns"]

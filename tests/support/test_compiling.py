@@ -22,7 +22,7 @@ from rhobust.runs.build import compose_run
 from rhobust.runs.config import Config
 from rhobust.support.compiling import compilable, fusing
 from rhobust.training.eager import EagerEngine
-from rhobust.training.fusion import Fusion
+from rhobust.training.kernel_fusion import Fusion
 
 
 @pytest.fixture

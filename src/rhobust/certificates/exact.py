@@ -13,7 +13,7 @@ from rhobust.ascent.inner_problem import Problem
 from rhobust.ascent.margin import margin_length
 from rhobust.costs import Cost, rows
 from rhobust.losses import PerSampleLoss, cross_entropy
-from rhobust.models.transparent import unwrapped
+from rhobust.models.wrapper import unwrapped
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 

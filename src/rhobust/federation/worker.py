@@ -17,7 +17,7 @@ from rhobust.data.samples import Samples
 from rhobust.federation.messages import Task, Upload, flat, flat_gradient, put
 from rhobust.federation.randomness import Stream
 from rhobust.objective import RobustObjective
-from rhobust.training.recording import Recordings
+from rhobust.training.graph_recording import Recordings
 
 
 @dataclass(frozen=True)

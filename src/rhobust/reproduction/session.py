@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rhobust.data.catalog import load_data
 from rhobust.reproduction.experiments import FIGURES
-from rhobust.reproduction.mps import shared_card
+from rhobust.reproduction.nvidia_mps import shared_card
 from rhobust.reproduction.plan import foreseen, plan
 from rhobust.reproduction.pool import Ended, work_through
 from rhobust.reproduction.store import Store, session_summary

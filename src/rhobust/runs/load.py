@@ -9,12 +9,12 @@ from torch import Size, nn
 
 from rhobust.errors import RunError
 from rhobust.models.catalog import build_model
-from rhobust.models.transparent import Transparent
+from rhobust.models.wrapper import ModelWrapper
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 
 
-class TrainedModel(Transparent):
+class TrainedModel(ModelWrapper):
     """A model in evaluation mode that remembers how it was trained and in which box its inputs live."""
 
     def __init__(self, model: nn.Module, config: Config, gamma: float, bounds: tuple[float, float]) -> None:

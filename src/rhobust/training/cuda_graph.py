@@ -20,9 +20,9 @@ from rhobust.data.batches import Batch
 from rhobust.errors import Diverged
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine, Warn
-from rhobust.training.fusion import Fusion
+from rhobust.training.graph_recording import Recordings, first_line
+from rhobust.training.kernel_fusion import Fusion
 from rhobust.training.record import Record
-from rhobust.training.recording import Recordings, first_line
 from rhobust.training.step import Numbers, diverged, sound
 
 # Steps between two looks at the numbers; each look waits for the device.

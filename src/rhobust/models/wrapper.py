@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rhobust.errors import DataError
 
 
-class Transparent(nn.Module):
+class ModelWrapper(nn.Module):
     """The model under a wrapper that adds attributes and changes no output."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,10 +24,10 @@ class Transparent(nn.Module):
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model below a `Transparent`, or the model itself; a subclass with a forward of its own is not looked through.
+    """The model in a `ModelWrapper`, or the model itself if its class computes something of its own.
 
     >>> linear = nn.Linear(2, 1)
-    >>> unwrapped(Transparent(linear)) is linear
+    >>> unwrapped(ModelWrapper(linear)) is linear
     True
     """
-    return model.model if isinstance(model, Transparent) and type(model).forward is Transparent.forward else model
+    return model.model if isinstance(model, ModelWrapper) and type(model).forward is ModelWrapper.forward else model

@@ -20,7 +20,8 @@ from rhobust.losses import cross_entropy
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
-from rhobust.training import cuda_graph, recording
+from rhobust.training import cuda_graph
+from rhobust.training import graph_recording as recording
 from rhobust.training.cuda_graph import CudaGraphEngine
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine

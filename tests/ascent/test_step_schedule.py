@@ -21,7 +21,7 @@ from rhobust.optim import ProximalOptimizer
 from rhobust.runs.config import Config
 from rhobust.support.toml import parse_overrides
 from rhobust.training.eager import EagerEngine
-from rhobust.training.fusion import _FusedMaximizer
+from rhobust.training.kernel_fusion import _FusedMaximizer
 from rhobust.training.loop import Every, train
 from rhobust.training.observers import Observer
 
