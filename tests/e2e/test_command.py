@@ -5,9 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -389,9 +389,14 @@ def test_no_digit_is_cut_off_where_the_screen_is_narrow(trained: Path) -> None:
 
 
 def test_a_name_that_cannot_be_written_down_is_refused_before_a_run_begins(tmp_path: Path) -> None:
-    config = replace(Config.resolve({"method": "erm", "data": "digits"}), data="\udcff.npz")
-    with pytest.raises(ConfigError, match="not text that could be written down"):
-        Run(tmp_path / "run").begin(config)
+    name = tmp_path / "\udcff.npz"
+    np.savez(name, x=np.random.default_rng(0).random((10, 3)), y=np.arange(10) % 2)
+    with pytest.raises(ConfigError, match="data is not text that could be written down"):
+        CliRunner().invoke(
+            app,
+            ["train", "--method", "erm", "--data", str(name), "--out", str(tmp_path / "run")],
+            catch_exceptions=False,
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -62,13 +62,9 @@ class Run:
     def begin(self, config: Config, **data: str) -> None:
         """Start a run here, if the directory is still vacant; `data` are digests of its samples (`Samples.digest`)."""
         Run.vacant(self.path)
-        try:
-            settings = config.to_toml().encode()
-        except UnicodeEncodeError:
-            raise ConfigError([f"a setting is not text that could be written down: {config.data!r}"]) from None
         write_json(self.path / "data.json", data)
         write_json(self.path / "environment.json", environment(config.device))
-        write_atomically(self.config_path, settings)  # last: with it, the directory is a run
+        write_atomically(self.config_path, config.to_toml().encode())  # last: with it, the directory is a run
 
     def check_data(self, **data: str) -> None:
         """Refuse samples that are not those the run began with, though they bear the same name."""

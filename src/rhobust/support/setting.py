@@ -86,11 +86,17 @@ def _turns(key: str, value: object) -> int | tuple[int, ...]:
 
 def problems_by_key(settings: Any) -> dict[str, list[str]]:
     """What is wrong with each setting by itself; those that are sound or unset are left out."""
-    values = {one: getattr(settings, one.key) for one in settings_of(settings.__class__).values()}
     found = {
-        one.key: list(one.check(one.key, value)) for one, value in values.items() if one.check and value is not None
+        one.key: list(_problems(one, getattr(settings, one.key))) for one in settings_of(settings.__class__).values()
     }
     return {key: problems for key, problems in found.items() if problems}
+
+
+def _problems(known: Setting, value: Any) -> Iterator[str]:
+    if isinstance(value, str) and value != value.encode(errors="ignore").decode():
+        yield f"{known.key} is not text that could be written down: {value!r}"
+    elif known.check and value is not None:
+        yield from known.check(known.key, value)
 
 
 def refusals(build: Callable[..., object], *given: object) -> Iterator[str]:
