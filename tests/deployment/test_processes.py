@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rhobust.deployment.processes import _environment
+from rhobust.deployment.kits import LAUNCHER, FederationError, make_kits
+from rhobust.deployment.processes import Party, _environment
 
 
 def test_where_the_data_are_does_not_depend_on_where_a_party_works(
@@ -15,3 +16,18 @@ def test_where_the_data_are_does_not_depend_on_where_a_party_works(
     assert _environment()["RHOBUST_DATA"] == str(tmp_path / "some" / "data")
     monkeypatch.delenv("RHOBUST_DATA")
     assert "RHOBUST_DATA" not in _environment()
+
+
+def test_the_kit_of_another_version_is_refused_before_a_process_is_started(tmp_path: Path) -> None:
+    make_kits(tmp_path / "fed", 1, "localhost", 8002)
+    party = Party(tmp_path / "fed" / "site-1")
+    resources = party.kit / "local" / "resources.json"
+    made = resources.read_text()
+    for ours in ("rhobust.deployment.site.Site", LAUNCHER):
+        resources.write_text(made.replace(ours, "rhobust.engines.nvflare.older.Name"))
+        with pytest.raises(FederationError, match="made by another version .* rhobust federation init"):
+            party.launch()
+    resources.write_text("{")
+    with pytest.raises(FederationError, match="resources.json cannot be read"):
+        party.launch()
+    assert not (party.kit / "process.json").exists()

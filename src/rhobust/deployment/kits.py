@@ -35,7 +35,7 @@ _CONTROLLER = "rhobust.deployment.controller.PatientController"
 _EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 COORDINATOR = "rhobust.deployment.coordinator.Coordinator"
 SITE = "rhobust.deployment.site.Site"
-_LAUNCHER = "rhobust.deployment.launcher.PatientLauncher"
+LAUNCHER = "rhobust.deployment.launcher.PatientLauncher"
 
 # Messages go in pieces of 4 MiB, each acknowledged: a small model is one piece. The engine keeps a message, with a
 # thread, while it might be sent again; a piece that took half a minute is too late for its round anyway.
@@ -197,10 +197,25 @@ def _restrict(kit: Path) -> None:
     resources["class_allow_list"] = [SITE, _EXECUTOR]
     resources["allow_log_streaming"] = False
     components = {part["id"]: part for part in resources["components"]}
-    components["process_launcher"]["path"] = _LAUNCHER
+    components["process_launcher"]["path"] = LAUNCHER
     del components["site_log_streamer"]
     resources["components"] = list(components.values())
     write_json(kit / "local" / "resources.json", resources)
+
+
+def check_version(kit: Path) -> None:
+    """Refuse a site's kit that was made by another version, whose classes had other names."""
+    try:
+        resources = json.loads((kit / "local" / "resources.json").read_text())
+        paths = {part["id"]: part.get("path") for part in resources["components"]}
+        known = {SITE, _EXECUTOR} <= set(resources["class_allow_list"]) and paths["process_launcher"] == LAUNCHER
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise FederationError(f"{kit / 'local' / 'resources.json'} cannot be read: {problem}") from None
+    if not known:
+        raise FederationError(
+            f"{kit} was made by another version of rhobust and allows classes that this one does not have. Make the "
+            "federation anew: rhobust federation init --out DIRECTORY"
+        )
 
 
 def place_stores(kit: Path) -> None:

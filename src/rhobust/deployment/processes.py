@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from rhobust.deployment.kits import FederationError, place_stores
+from rhobust.deployment.kits import FederationError, check_version, place_stores
 from rhobust.errors import ConfigError, RunError, unknown
 from rhobust.support.files import write_json
 
@@ -60,6 +60,8 @@ class Party:
         if self.is_server:
             place_stores(self.kit)
             self._refuse_taken_port()
+        else:
+            check_version(self.kit)
         before = self.log.stat().st_size if self.log.exists() else 0
         pid = self._spawn()
         write_json(self.kit / "process.json", {"pid": pid})
