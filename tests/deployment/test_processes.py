@@ -25,9 +25,9 @@ def test_the_kit_of_another_version_is_refused_before_a_process_is_started(tmp_p
     made = resources.read_text()
     for ours in ("rhobust.deployment.site.Site", LAUNCHER):
         resources.write_text(made.replace(ours, "rhobust.engines.nvflare.older.Name"))
-        with pytest.raises(FederationError, match="made by another version .* rhobust federation init"):
+        with pytest.raises(FederationError, match=r"made by another version .* rhobust federation init"):
             party.launch()
     resources.write_text("{")
-    with pytest.raises(FederationError, match="resources.json cannot be read"):
+    with pytest.raises(FederationError, match=r"resources\.json cannot be read"):
         party.launch()
     assert not (party.kit / "process.json").exists()
