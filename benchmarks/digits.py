@@ -82,7 +82,7 @@ def measure(variant: str, seed: int) -> dict[str, Any]:
 
 
 def errors_table(results: dict[str, Any]) -> str:
-    """Mean error in percent over the seeds, ± half of what lies between the highest and the lowest."""
+    """Mean error in percent over the seeds, ± half the range over the seeds."""
     epsilons = results["settings"]["epsilons"]
     head = ["trained by", "clean", *(f"attacked {epsilon:g}" for epsilon in epsilons[1:]), "E[c]", "gradients per step"]
     rows = []

@@ -84,7 +84,7 @@ class Variant:
 
     @property
     def spread(self) -> str:
-        """The average, ± half of what lies between the highest and the lowest seed."""
+        """The average, ± half the range over the seeds."""
         each = [100 * statistics.fmean(run[key] for key in WORST) for run in self.runs]
         return f"{self.attacked:.1f}" + (f" ± {(max(each) - min(each)) / 2:.1f}" if len(each) > 1 else "")
 
@@ -181,7 +181,7 @@ def _draw_method(left: Any, right: Any, method: str, made: Sequence[Variant], da
     left.scatter([one.clean for one in rest], [one.attacked for one in rest], s=18, alpha=0.35, **dots)
     edge = frontier(main)
     left.plot([one.clean for one in edge], [one.attacked for one in edge], linewidth=1, color=look["color"])
-    least: dict[float, float] = {}  # the most robust with so many gradients
+    least: dict[float, float] = {}  # the most robust for each number of gradients
     for one in made:
         least.setdefault(one.gradients, one.attacked)
         if one.name == DEEP[data]:

@@ -26,7 +26,7 @@ from rhobust.training.cuda_graph import CudaGraphEngine
 from rhobust.training.eager import EagerEngine
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "step-times.csv"
-WINDOWS, STEPS = 7, {"cuda": 300, "cpu": 6}  # steps in a window: whole rounds of turns, at least so many
+WINDOWS, STEPS = 7, {"cuda": 300, "cpu": 6}  # least steps in a window, in whole cycles of the step schedule
 COLUMNS = ("kind", "run", "variant", "ms", "device", "torch", "git")
 _OWN, _WEAK = "spgda, radius 0.0585, cap 0.3, noise 0.3", "regularizer squared-l2:1e-4"
 VARIANTS = (  # a step takes as long with any radius

@@ -66,7 +66,7 @@ def data_problem(name: str) -> str | None:
 
 
 def load_data(name: str, directory: str | Path | None = None, limit: int | None = None) -> DataSet:
-    """A data set by name or path; `limit` keeps only the first so many training samples."""
+    """A data set by name or path; `limit` keeps only the first N training samples, N = `limit`."""
     if problem := data_problem(name):
         raise ConfigError([problem])
     where = directory or os.environ.get("RHOBUST_DATA")

@@ -20,7 +20,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(errors: Sequence[float]) -> str:
-    """Mean over the seeds, ± half of what lies between the highest and the lowest.
+    """Mean over the seeds, ± half the range over the seeds.
 
     >>> percent([0.1, 0.12])
     '11.0 ± 1.0'
