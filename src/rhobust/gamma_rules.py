@@ -15,7 +15,7 @@ from rhobust.checks import is_number
 from rhobust.errors import Refused
 
 Rate = float | Tensor
-"""A learning rate; a tensor (), on the host or on gamma's device, where a schedule keeps one or a step is recorded."""
+"""A learning rate; a tensor (), on the host or the device, where a schedule keeps one or a step is recorded."""
 
 
 class GammaRule(ABC):

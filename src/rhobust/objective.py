@@ -124,7 +124,7 @@ class RobustObjective(nn.Module):
         )
         self.turn = 0
         """The number of the next training step, for maximizers that do not do the same in each; only calls set it."""
-        self._checked = CheckedLoss(loss, self.maximizer.classifies)
+        self._checked = CheckedLoss()
 
     def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate.
@@ -145,7 +145,7 @@ class RobustObjective(nn.Module):
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
         labels, maximum, cost = self._solve(center, y, start, maximizer)  # Alg. 1 and 2, line 3; Alg. 3, line 5
         self.turn += self.training
-        loss = self._checked(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
+        loss = self._losses(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -182,8 +182,12 @@ class RobustObjective(nn.Module):
         """(labels, maximum, cost) of the inner sup."""
         if self._checked.classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
             with probing(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
-                self._checked(self.model(x), y)
+                self._losses(self.model(x), y)
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
+
+    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, (B,), checked."""
+        return self._checked(self.loss, output, y, self.maximizer.classifies)
 
     @property
     def classifies(self) -> bool:
@@ -209,7 +213,7 @@ class RobustObjective(nn.Module):
         have the same maximum.
         """
         climbs = self.maximizer.penalized and not self.maximizer.classifies
-        model, loss, temper = self.model, self._checked, self.temper if climbs else 0.0
+        model, loss, temper = self.model, self._losses, self.temper if climbs else 0.0
         # Alg. 3, line 4
         return Problem(
             x.detach(), lambda zeta: tempered(loss(model(zeta), y), temper), self.gamma.detach(), self.cost, self.bounds
@@ -243,7 +247,7 @@ class RobustObjective(nn.Module):
         every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
         with probing(self.model), torch.no_grad():
-            psi = tempered(self._checked(self.model(maximum.zeta), every), self.temper) - self.gamma * cost
+            psi = tempered(self._losses(self.model(maximum.zeta), every), self.temper) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch

@@ -29,7 +29,7 @@ from rhobust.deployment.controller import PatientController
 from rhobust.deployment.coordinator import STOPPED, Coordinator
 from rhobust.deployment.kits import COORDINATOR, SITE, Kits, make_kits
 from rhobust.deployment.processes import parties
-from rhobust.deployment.remote_workers import Sites, _upload
+from rhobust.deployment.remote_workers import RemoteWorkers, _upload
 from rhobust.deployment.site import LocalData, Site, SiteWork
 from rhobust.deployment.submission import job_of
 from rhobust.deployment.wire import Message, from_task, from_upload, to_task, to_upload
@@ -125,8 +125,8 @@ class Wires:
         values = {name: answer for name in names if name not in self.down}
         return values, {name: self.down[name] for name in names if name in self.down}
 
-    def sites(self, present: Sequence[str] = ("a", "b", "c")) -> Sites:
-        found = Sites(["a", "b", "c"], present, {"config": ""}, 30.0, self, lambda: self.now)
+    def sites(self, present: Sequence[str] = ("a", "b", "c")) -> RemoteWorkers:
+        found = RemoteWorkers(["a", "b", "c"], present, {"config": ""}, 30.0, self, lambda: self.now)
         self.calls.clear()
         return found
 

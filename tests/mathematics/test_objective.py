@@ -594,3 +594,14 @@ def test_in_evaluation_mode_nothing_is_noisy_and_nobody_s_turn_passes() -> None:
     assert torch.equal(found.center, x)
     assert found.gradients == 3
     assert objective.turn == 1
+
+
+def test_a_loss_and_a_maximizer_that_are_replaced_are_the_ones_in_force() -> None:
+    objective = rhobust.RobustObjective(nn.Linear(2, 1), lambda out, y: (out[:, 0] - y) ** 2, radius=1.0)
+    x, y = torch.randn(3, 2), torch.tensor([0.5, 1.5, -2.0])
+    objective(x, y)
+    objective.loss = lambda out, y: out.sum(1) * 0 + 5
+    assert objective(x, y).loss.tolist() == [5.0, 5.0, 5.0]
+    objective.maximizer = MarginAscent()
+    with pytest.raises(Refused, match="y does not hold classes"):
+        objective(x, y)

@@ -288,3 +288,42 @@ def test_settings_of_the_command_are_told_where_they_belong(keyword: str, said: 
 def test_data_that_no_number_is_large_enough_for_are_named_before_the_rate() -> None:
     with pytest.raises(rhobust.errors.Diverged, match=r"at step 0 .* nothing was updated\. Scale the data"):
         rhobust.fit(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), (1e38 * X, Y), method="spgd", radius=1.0, epochs=1)
+
+
+def test_a_model_that_takes_full_batches_only_is_judged_in_such_batches() -> None:
+    class Rigid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x.view(10, 4))
+
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data = x, (x[:, 0] > 0).long()
+    optimizer = torch.optim.SGD((model := Rigid()).parameters(), lr=1e-9)
+    with pytest.warns(UserWarning, match="the model has learned nothing"):
+        rhobust.fit(model, data, method="erm", epochs=1, batch_size=10, optimizer=optimizer)
+
+
+def test_a_judgement_that_fails_loses_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("rhobust.training.remarks.learned_nothing", full)
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    assert len(rhobust.fit(nn.Linear(4, 2), (x, (x[:, 0] > 0).long()), method="erm", epochs=2).history) == 2
+
+
+@pytest.mark.parametrize("told", [3, 9])
+def test_steps_are_counted_one_by_one_whatever_a_loader_says_of_its_length(told: int) -> None:
+    class Wrong(DataLoader[Any]):
+        def __len__(self) -> int:
+            return told
+
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    loader = Wrong(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the length, too
+        trained = rhobust.fit(nn.Linear(3, 2), loader, method="erm", epochs=2)
+    assert [record.step for record in trained.history] == list(range(10))

@@ -14,7 +14,7 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from rhobust.data.samples import DataSet
 from rhobust.deployment.nvflare_memory import MessageCollector
-from rhobust.deployment.remote_workers import Sites, printable
+from rhobust.deployment.remote_workers import RemoteWorkers, printable
 from rhobust.deployment.wire import Message
 from rhobust.errors import Halted, RhobustError
 from rhobust.federation.federated_engine import FederatedEngine
@@ -70,7 +70,7 @@ class Coordinator:
         }
         present = [client.name for client in collab.clients if client.name not in self.missing]
         self._collect_messages = MessageCollector()
-        sites = Sites(self.sites, present, settings, self.deadline, self._call)
+        sites = RemoteWorkers(self.sites, present, settings, self.deadline, self._call)
         return federated_engine(config, server_of(config, data, device), sites)
 
     def _call(

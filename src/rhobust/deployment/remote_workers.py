@@ -27,7 +27,7 @@ class _Silence:
     until: float
 
 
-class Sites(Workers):
+class RemoteWorkers(Workers):
     """Workers behind a transport, each with `deadline` seconds to answer.
 
     A site that misses a deadline is left out until it answers again; it is called again after ever longer pauses, for a

@@ -69,10 +69,11 @@ def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag],
     return [Flag("learned", message)], {"learned"}
 
 
-def learned_nothing(model: nn.Module, samples: Samples, cause: str) -> str | None:
+def learned_nothing(model: nn.Module, samples: Samples, batch_size: int, cause: str) -> str | None:
     """Why a model that was trained is of no use, if so, judged on some of the samples."""
     some = _spread(samples, _JUDGED)
-    flags, _ = learned(errs(model, some.x, some.y), some.y, cause)
+    parts = zip(torch.split(some.x, batch_size), torch.split(some.y, batch_size), strict=True)
+    flags, _ = learned(torch.cat([errs(model, x, y) for x, y in parts]), some.y, cause)
     return flags[0].message if flags else None
 
 

@@ -14,7 +14,7 @@ PANELS = {
 }
 """The panels of figures 1 and 2, by attack; the last is ours."""
 ROUND_PANELS = {"clean": "no attack", "ifgsm": "IFGSM attack, 0.1", "pgd": "PGD attack, 0.1"}
-"""The panels of figures 3 to 5, by what the runner measures after some rounds."""
+"""The panels of figures 3 to 5, by what is measured after some rounds."""
 
 
 @dataclass(frozen=True)

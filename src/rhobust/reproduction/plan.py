@@ -21,7 +21,7 @@ _VALIDATED_AT = [0.0, 0.1, 0.2, 0.3, 0.4]
 _TRAINING_IMAGES = 60_000
 _NEVER = 10**9  # a job that is cut short starts again: it is minutes, not hours
 _SMALLEST_STEP = 500  # samples; a smaller step takes as long: beside other jobs it waits for its turn, kernel by kernel
-_LOOK_SAMPLES, _LOOK_GRADIENTS = 1000, 50  # what the runner's look at a federation costs
+_LOOK_SAMPLES, _LOOK_GRADIENTS = 1000, 50  # what a measurement in the middle of a federated training costs
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     config.toml                 every setting, resolved; `rhobust train --config` takes it back
     environment.json            versions, device, threads, git revision
     data.json                   digests of the training and test samples
-    metrics.jsonl               one line per logged step (`record.Record`)
+    metrics.jsonl               one line per logged step (`training.record.Record`)
     checkpoints/step-N          the last few complete states of the training
     model.safetensors           the trained weights, with gamma, once the run is finished
 
@@ -224,6 +224,6 @@ def _record(line: bytes) -> dict[str, Any] | None:
             del values["accuracy"]
         numbers = [*values.pop("errors").values(), *values.values()]
         sound = all(math.isfinite(number) for number in numbers)
-    except (ValueError, TypeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return record if sound else None

@@ -231,7 +231,7 @@ def measure_certificates(
 def measure_audit(
     trained: TrainedRun, *, epsilon: float = 0.2, samples: int | None = None, seed: int = 0, done: Done | None = None
 ) -> Measurement[Audit]:
-    """The referee's error beside ours (`audit.audit`)."""
+    """The error that independent attacks find, beside ours (`referee.audit`)."""
     test = trained.test(samples)
     found = audit(
         trained.model, test, epsilon=epsilon, loss=cross_entropy, bounds=trained.model.bounds, seed=seed, done=done

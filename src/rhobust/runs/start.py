@@ -73,8 +73,6 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
     every = Every(config.log_every, config.checkpoint_every, judged)
     judge = _judge(objective.model, test, data.bounds) if every.judge else None
     train(engine, start=start, every=every, keeper=run, observer=observer, judge=judge)
-    if doubt := useless(objective, test):
-        observer.warned(doubt)
     run.finish(
         {
             "model": dict(objective.model.state_dict()),
@@ -84,6 +82,8 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "bounds": data.bounds,
         }
     )
+    if doubt := useless(objective, test, config.batch_size):
+        observer.warned(doubt)
 
 
 def _restored(run: Run, engine: Engine, observer: Observer) -> int:

@@ -98,6 +98,9 @@ class CudaGraphEngine(Engine):
             raise diverged(records[len(good)], f"the weights are those from before step {records[0].step}", good)
         return records
 
+    def anywhere(self, flag: bool) -> bool:
+        return self.eager.anywhere(flag)
+
     def settle(self) -> None:
         self.eager.settle()
 

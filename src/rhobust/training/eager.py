@@ -41,7 +41,7 @@ class EagerEngine(Engine):
         self.precision, self.ema, self.memory = precision, ema, memory
         self.epoch_steps = batches.steps()
         self.total = None if self.epoch_steps is None else self.epoch_steps * epochs
-        self._taken = 0  # steps so far, which only this engine counts where a stream does not know its length
+        self._taken, self._epoch = 0, -1  # steps so far, and the epoch that they lie in
 
     def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
         for step, batch in self.numbered(number, skip):  # Alg. 1 and 2, line 1
@@ -49,8 +49,10 @@ class EagerEngine(Engine):
 
     def numbered(self, epoch: int, skip: int) -> Iterator[tuple[int, Batch]]:
         """The batches of an epoch after the first `skip`, each with the number of its step."""
-        if self.epoch_steps is not None:
+        # In the next epoch the count goes on: a loader may be wrong about its length.
+        if self.epoch_steps is not None and (skip or epoch != self._epoch + 1):
             self._taken = epoch * self.epoch_steps + skip
+        self._epoch = epoch
         for batch in self.batches.epoch(epoch, skip):  # Alg. 1 and 2, line 2
             yield self._taken, batch
             self._taken += 1

@@ -143,6 +143,7 @@ def fit(
         observer.warned(remark)
     with seeded(seed, some.device):
         history = train(engine, observer=observer)
-    if whole is not None and objective.classifies and (doubt := useless(objective, whole)):
+    judged = whole if objective.classifies else None
+    if judged is not None and (doubt := useless(objective, judged, batches.full or len(judged))):
         observer.warned(doubt)
     return Fit(objective, proximal, history)

@@ -9,7 +9,7 @@ from rhobust.training.record import Record
 
 
 class Observer:
-    """Watches a training. This one looks away; `progress.TrainingProgress` draws a bar."""
+    """Watches a training. This one does nothing."""
 
     def started(self, steps: int | None, start: int, radius: float | None) -> None:
         """Before the first step: how many there are in all, if known, and how many are already done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -51,11 +53,17 @@ def average_looks_back_too_far(decay: float | None, steps: int | None) -> str | 
     )
 
 
-def useless(objective: RobustObjective, samples: Samples) -> str | None:
-    """The model that was trained has learned nothing: judged on samples whose labels are class numbers."""
+def useless(objective: RobustObjective, samples: Samples, batch_size: int) -> str | None:
+    """The model that was trained has learned nothing: judged on samples whose labels are class numbers.
+
+    A model that cannot be judged, because it takes full batches only or the device has no room, is not.
+    """
     moves = objective.maximizer.gradients or objective.noise
     hidden = "The moves of its training may hide what tells the classes apart: lower epsilon, noise or the radius"
-    return learned_nothing(objective.model, samples, hidden if moves else "Try another learning rate, or more epochs")
+    cause = hidden if moves else "Try another learning rate, or more epochs"
+    with suppress(RuntimeError):
+        return learned_nothing(objective.model, samples, batch_size, cause)
+    return None
 
 
 def _cost_of_one_point(cost: Cost, x: Tensor) -> float:
