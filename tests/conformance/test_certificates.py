@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
+from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import Problem
 from rhobust.certificates.certificate import Certificate
 from rhobust.certificates.certify import certify
-from rhobust.certificates.exact import curvature_bound
+from rhobust.certificates.exact import LinearSup, curvature_bound
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError, DataError, Refused
@@ -165,16 +166,16 @@ class TestExact:
         # One sample of margin 20: at the best gamma, staying and crossing are worth the same, and neither spends rho.
         model = linear_model(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
         samples = Samples(torch.tensor([[20.0]], dtype=torch.float64), torch.tensor([1]))
-        passes: list[Tensor] = []
-        linear = nn.Linear.forward
+        solved: list[float] = []
+        solve = LinearSup.solve
 
-        def counted(self: nn.Linear, x: Tensor) -> Tensor:
-            passes.append(x)
-            return linear(self, x)
+        def counted(self: LinearSup, problem: Problem, *given: Any) -> tuple[Tensor, Tensor]:
+            solved.append(float(problem.gamma))
+            return solve(self, problem, *given)
 
-        monkeypatch.setattr(nn.Linear, "forward", counted)  # with a hook it would count as linear no more
+        monkeypatch.setattr(LinearSup, "solve", counted)
         (found,) = certify(model, samples, loss=cross_entropy, radii=[5.0])
-        assert len(passes) < 20  # from a guess nine orders of magnitude off
+        assert 1 < len(solved) < 20  # from a guess nine orders of magnitude off
         exact = log_minimum(lambda gamma: 5 * gamma + margin_sup(-20.0, 1.0, gamma), 1e-3, 1.0)
         assert found.bound == pytest.approx(exact, rel=1e-7)
         assert found.gap <= 1e-8 * found.bound
@@ -372,7 +373,34 @@ class TestStatus:
         own: nn.Module = nn.CrossEntropyLoss(reduction="none")
         own.forward = lambda output, y: 1.1 * nn.functional.cross_entropy(output, y, reduction="none")
         assert self.one(model, samples, loss=own).reason == "the forward of a module (CrossEntropyLoss) was replaced"
+        compiled, _ = classification(0, 2)
+        compiled.__dict__["_compiled_call_impl"] = lambda x: 3 * x  # where `module.compile()` puts its own
+        assert self.one(compiled, samples).reason == "a module (Linear) was compiled"
+        called: nn.Module = nn.CrossEntropyLoss(reduction="none")
+        called.__dict__["_call_impl"] = lambda output, y: 1.1 * nn.functional.cross_entropy(output, y, reduction="none")
+        assert self.one(model, samples, loss=called).reason == "the forward of a module (CrossEntropyLoss) was replaced"
         assert "no bound on the curvature" in str(self.one(relu_network(generator(0), 4), samples).reason)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *((nn.Module, name) for name in ("__call__", "_wrapped_call_impl", "_call_impl")),
+        *((kind, "forward") for kind in (nn.Linear, nn.Flatten, nn.Sequential, nn.CrossEntropyLoss, nn.MSELoss)),
+        *((nn.functional, name) for name in ("linear", "cross_entropy", "mse_loss")),
+    ],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_nothing_is_proved_while_what_a_proof_rests_on_is_replaced(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, samples = classification(0, 2)
+    (before,) = certify(model, samples, loss=cross_entropy, radii=[0.1])
+    known = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **named: known(*given, **named))
+    (found,) = certify(model, samples, loss=cross_entropy, radii=[0.1])
+    assert (before.status, found.status) == ("proved", "estimated")
+    assert str(found.reason).endswith(f".{name} was replaced")
 
 
 class TestRequest:
@@ -486,3 +514,58 @@ def test_a_radius_whose_square_is_no_number_is_refused(radius: float) -> None:
     model, samples = classification(0, 3)
     with pytest.raises(ConfigError, match=r"must be 0 or between 1e-100 and 1e\+100"):
         certify(model, samples, loss=CROSS_ENTROPY, radii=[radius])
+
+
+class TestCornersOfABox:
+    """A linear model in a box: moving samples to their worst corners, each with a probability, is attained."""
+
+    @staticmethod
+    def mixture(model: nn.Module, samples: Samples, loss: PerSampleLoss, cost: Cost, radius: float) -> float:
+        """The best of all distributions that leave a sample or move it to a corner: a knapsack, filled by its rates."""
+        corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).to(samples.x)] * samples.x.shape[1])
+        corners = corners.reshape(-1, samples.x.shape[1])
+        with torch.no_grad():
+            clean = loss(model(samples.x), samples.y)  # (B,)
+            moved = torch.stack([loss(model(corner.expand_as(samples.x)), samples.y) for corner in corners], 1)
+        price = torch.stack([cost(samples.x, corner.expand_as(samples.x)) for corner in corners], 1)  # (B, corners)
+        count, size = moved.shape
+        found = linprog(
+            -(moved - clean[:, None]).flatten().numpy(),
+            A_ub=np.vstack([price.flatten().numpy(), np.kron(np.eye(count), np.ones(size))]),
+            b_ub=[radius * count, *[1.0] * count],
+            bounds=(0, None),
+        )
+        return float(clean.mean()) - found.fun / count
+
+    @pytest.mark.parametrize("cost", [SquaredL2(), SquaredLp(1.5), SquaredLinf()], ids=repr)
+    @pytest.mark.parametrize("kind", ["classes", "squared", "absolute"])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_no_estimate_is_below_the_corners(self, kind: str, cost: Cost, seed: int) -> None:
+        draws = generator(seed)
+        x = (2 * torch.rand(4, 3, generator=draws) - 1).double()
+        losses = {"classes": nn.CrossEntropyLoss, "squared": nn.MSELoss, "absolute": nn.L1Loss}
+        loss: nn.Module = losses[kind](reduction="none")
+        model = nn.Sequential(nn.Linear(3, 2 if kind == "classes" else 1)).double()
+        y = torch.randint(2, (4,), generator=draws)
+        if kind != "classes":
+            model.append(nn.Flatten(0))
+            y = torch.randn(4, generator=draws).double()
+        with torch.no_grad():
+            for theta in model.parameters():
+                theta.copy_(10 ** (seed - 1) * torch.randn(theta.shape, generator=draws))
+        for radius in (0.05, 0.5):
+            (found,) = certify(model, Samples(x, y), loss=loss, radii=[radius], cost=cost, bounds=(-1.0, 1.0))
+            exact = self.mixture(model, Samples(x, y), loss, cost, radius)
+            assert found.bound >= exact * (1 - 1e-9)
+            assert found.attained >= 0.99 * exact
+
+    @pytest.mark.parametrize("cost", [SquaredL2(), SquaredLinf()], ids=repr)
+    def test_a_regression_without_residuals_attains_its_corners(self, cost: Cost) -> None:
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Flatten(0)).double()
+        nn.init.constant_(model.get_parameter("0.weight"), 3.0)
+        samples = Samples(torch.zeros(1, 1).double(), torch.zeros(1).double())
+        (found,) = certify(
+            model, samples, loss=nn.MSELoss(reduction="none"), radii=[0.25], cost=cost, bounds=(-1.0, 1.0)
+        )
+        assert found.attained == pytest.approx(2.25, rel=1e-6)  # 9 E z^2 with E z^2 = 0.25
+        assert found.bound >= found.attained

@@ -51,13 +51,13 @@ def certify_and_keep(monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any)
     made: list[Dual] = []
 
     class Kept(Dual):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             made.append(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "Dual", Kept)
-        return certify(*args, **kwargs), made[0]
+        return certify(*args, **kwargs), made[-1]  # the one in the box, where there is one without, too
 
 
 @pytest.mark.parametrize("bounds", [None, BOX])
@@ -91,7 +91,7 @@ def test_a_line_through_what_is_attained_is_not_below_it_by_rounding(
     dual: Any = Dual.__new__(Dual)
     dual.sup = SimpleNamespace(proof=math.inf)
     touching = loss - gamma * cost  # a line with this clean loss goes through both columns
-    dual.doubted, dual.spread = None, []
+    dual.doubted, dual.spread, dual.unboxed = None, [], None
     dual.columns = [Column(math.inf, 0.0, touching, math.inf, None), Column(gamma, cost, loss, -math.inf, None)]
     found = dual.certificate(share * cost)
     assert found.bound >= found.attained == pytest.approx(found.bound, abs=1e-9)

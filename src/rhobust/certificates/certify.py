@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from rhobust.ascent.steps import Identity
 from rhobust.certificates.certificate import Certificate
 from rhobust.certificates.dual import Dual
 from rhobust.certificates.exact import LinearSup, curvature_bound, doubt, linear_sup
+from rhobust.certificates.starting_points import StartingPoints
 from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
 from rhobust.data.samples import Samples, samples_of
@@ -76,9 +78,11 @@ def certify(
       any gamma gives one, but loose, and the gap says how much at most;
     - estimated otherwise: see `Certificate`.
 
-    Nothing is proved of a model or a loss with hooks or with a forward of its own, nor under autocast: these may change
-    what is computed. Nor where a distribution attains more than a bound allows, which a wrong `curvature` can bring
-    about. The `reason` is in the certificate.
+    Nothing is proved of a model or a loss with hooks, with a forward that was replaced (its own or its class's) or that
+    was compiled, nor under autocast: these may change what is computed. With `curvature` given, a loss of your own must
+    leave its gradient as it is, too: a hook on a tensor inside of it cannot be seen from here. Nor is anything
+    proved where a distribution attains more than a bound allows, as a wrong `curvature` can bring about. The `reason` is
+    in the certificate.
 
     `accuracy` is the gap, relative to the bound, at which the search over gamma ends: by default 1e-9 where the sup is
     exact, 1e-6 where proved, 1e-3 where estimated. `max_steps` gradients are spent on each sup: 200, or 10 where
@@ -104,34 +108,39 @@ def certify(
     for x, y in parts:
         objective.maximum(x, y)  # refuses a model, loss, label or value that breaks the theory, before any work
     doubted = doubt(model, loss, samples.x.device)
-    sup = _sup(model, loss, samples, cost, bounds, curvature, max_steps, accuracy, trusted=doubted is None)
+    exact, ascent = _sups(model, loss, samples, cost, curvature, max_steps, accuracy, trusted=doubted is None)
+    positive = sorted({float(radius) for radius in radii if radius > 0})
     with probing(model):
         problems = [(objective.problem(x, y), y) for x, y in parts]
-        dual = Dual(model, problems, sup, accuracy or sup.accuracy, doubted, objective.classifies)
-        for radius in sorted({float(radius) for radius in radii if radius > 0}):
+        dual: Dual | None = None
+        if exact and (bounds is None or math.isfinite(ascent.proof)):
+            anywhere = [(replace(problem, bounds=None), y) for problem, y in problems]
+            dual = Dual(model, anywhere, exact, accuracy or exact.accuracy)
+        if dual is None or bounds is not None:
+            starting = partial(StartingPoints, model, classifies=objective.classifies, radii=positive)
+            dual = Dual(model, problems, ascent, accuracy or ascent.accuracy, doubted, starting, unboxed=dual)
+        for radius in positive:
             dual.refine(radius, keep=radii)
             if done:
                 done(f"radius {radius:g}")
         return [dual.certificate(float(radius)) for radius in radii]
 
 
-def _sup(
+def _sups(
     model: nn.Module,
     loss: PerSampleLoss,
     samples: Samples,
     cost: Cost,
-    bounds: tuple[float, float] | None,
     curvature: float | None,
     max_steps: int | None,
     accuracy: float | None,
     trusted: bool,
-) -> LinearSup | AscentSup:
-    """The sharpest sup that model and loss allow, where they are `trusted` to compute what their classes say."""
+) -> tuple[LinearSup | None, AscentSup]:
+    """The exact sup without a box, if there is one, and the other: of what is `trusted` to be what its class says."""
     plain = trusted and samples.y.ndim == 1
-    if plain and bounds is None and (exact := linear_sup(model, loss, cost)):
-        return exact
     known = curvature_bound(model, loss) if curvature is None and plain else curvature
-    return AscentSup(known if trusted and cost.strong_convexity > 0 else None, cost, max_steps, accuracy)
+    ascent = AscentSup(known if trusted and cost.strong_convexity > 0 else None, cost, max_steps, accuracy)
+    return linear_sup(model, loss, cost) if plain else None, ascent
 
 
 def _check_request(radii: Sequence[float], cost: Cost, curvature: float | None) -> None:

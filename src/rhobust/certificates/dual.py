@@ -15,7 +15,7 @@ Lines and points hold for every radius, so all radii share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from rhobust.ascent.inner_problem import Problem
 from rhobust.ascent.multistart import AscentSup, cost_at, loss_at
-from rhobust.certificates.borders import Borders
 from rhobust.certificates.certificate import Certificate
 from rhobust.certificates.exact import LinearSup
+from rhobust.certificates.starting_points import StartingPoints
 from rhobust.costs import rows
 from rhobust.errors import DataError
 
@@ -76,7 +76,8 @@ class Mixture:
 class Dual:
     """The dual of one model on its samples as a growing set of columns; made by `certify`.
 
-    `doubted` is why nothing can be proved of the model, if so; where it `classifies`, ascents begin beyond its borders.
+    `doubted` is why nothing can be proved of the model, if so. Ascents also begin at what `starting` finds around the
+    samples of a batch. `unboxed` is the dual without the box, where its sup is exact: its lines hold in the box.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class Dual:
         sup: LinearSup | AscentSup,
         accuracy: float,
         doubted: str | None = None,
-        classifies: bool = False,
+        starting: Callable[[Problem, Tensor], StartingPoints] | None = None,
+        unboxed: Dual | None = None,
     ) -> None:
-        self.model, self.problems, self.sup, self.accuracy = model, problems, sup, accuracy
-        self.doubted, self.classifies = doubted, classifies
-        self._borders: dict[int, Borders] = {}
+        self.problems, self.sup, self.accuracy = problems, sup, accuracy
+        self.doubted, self.starting, self.unboxed = doubted, starting, unboxed
+        self._starts: dict[int, StartingPoints] = {}
         with torch.no_grad():  # a loss is the difference of numbers as large as the outputs
             self._scales = [rows(model(problem.z)).abs().amax(1).cpu().double() for problem, _ in problems]
         z = torch.cat([problem.z for problem, _ in problems])
@@ -107,16 +109,20 @@ class Dual:
         if rho == 0:
             bound, column = mixture.loss, self.columns[0]
         else:
-            lines = ((self.line(column, rho), column) for column in self.columns[1:])
+            lines = ((self.line(column, rho), column) for column in self._bounding())
             bound, column = min(lines, key=lambda pair: pair[0])
             bound = max(bound, mixture.loss)  # a line through the mixture may round below it
             reason = reason or (_UNKNOWN if math.isinf(self.sup.proof) else None)
         status: Literal["proved", "estimated"] = "estimated" if reason else "proved"
         return Certificate(rho, bound, mixture.loss, column.gamma, column.cost, mixture.cost, status, reason)
 
+    def _bounding(self) -> list[Column]:
+        """The columns whose lines are above the worst case."""
+        return self.columns[1:] + (self.unboxed.columns[1:] if self.unboxed else [])
+
     def _disproof(self) -> str | None:
         """More was attained at some gamma than its sup: then nothing that the sups say is proved."""
-        for column in self.columns[1:] if math.isfinite(self.sup.proof) else ():
+        for column in self._bounding() if math.isfinite(self.sup.proof) else ():
             for other in (*self.columns, *self.spread):
                 slack = column.rounding + other.rounding + _ROUNDING * column.gamma * other.cost
                 if other.loss - column.gamma * other.cost > column.upper + slack:
@@ -139,6 +145,8 @@ class Dual:
 
     def refine(self, rho: float, keep: Iterable[float]) -> None:
         """Add columns until line and mixture meet at rho; then forget every zeta that no radius of `keep` uses."""
+        if self.unboxed:
+            self.unboxed.refine(rho, keep)
         if isinstance(self.sup, LinearSup) and self.sup.squared:
             ends = [self.sup.spread(problem, y, rho) for problem, y in self.problems]
             parts = [self._valued(number, zeta) for number, zeta in enumerate(ends)]
@@ -159,31 +167,38 @@ class Dual:
         if len(self.columns) == 1:
             return self._guess(rho)
         mixture = self.mixture(rho)
-        found, bound = (min(self.line(c, rho, proved) for c in self.columns[1:]) for proved in (False, True))
+        found = min(self.line(column, rho, proved=False) for column in self.columns[1:])
+        bound = min(self.line(column, rho) for column in self._bounding())
         untried = proof < math.inf and not any(proof < column.gamma <= _ABOVE * proof for column in self.columns)
         if untried and math.isinf(bound):  # of so steep a loss that the first guess was not above it
             return _ABOVE * proof
         # Small enough is: as asked for, or a thousandth of what the proof adds.
-        if found - mixture.loss <= max(self.accuracy * abs(found), 0.001 * (bound - found)):
+        if found - mixture.loss <= max(self.accuracy * abs(found), 0.001 * min(bound - found, abs(found))):
             return None
-        mixture = self.mixture(rho, spread=False)
-        near, far = mixture.near, mixture.far
-        if far is near:  # nothing spends rho yet: transport must get cheaper
-            least = min(self.columns, key=lambda column: column.gamma)
-            gamma = floor + (least.gamma - floor) * min(1 / 4, max(1 / 64, math.sqrt(least.cost / rho) / 2))
-        else:
-            above = min(column.gamma for column in self.columns if column.cost <= rho)
-            gamma = floor + (far.gamma - floor) * math.sqrt(far.cost / rho)  # a loss about linear: c ~ 1 / gamma^2
-            chord = (far.loss - near.loss) / (far.cost - near.cost)
-            if far.cost <= 4 * rho or gamma >= above or chord > gamma:  # near by, or steeper than linear
-                gamma = chord
-                if math.inf > above - floor > 16 * (far.gamma - floor):
-                    gamma = floor + math.sqrt((above - floor) * (far.gamma - floor))
+        gamma = self._between(rho)
         if not gamma > floor:
             return None
         if untried and gamma <= proof:
             return _ABOVE * proof  # below it nothing is proved: the best bound there is
         return gamma
+
+    def _between(self, rho: float) -> float:
+        """A gamma between those that spend more than rho and those that do not; lower than all, where none does."""
+        floor, mixture = self.sup.floor, self.mixture(rho, spread=False)
+        over = max((c for c in self.columns if c.cost > rho), key=lambda column: column.gamma, default=None)
+        under = min((c for c in self.columns if c.cost <= rho), key=lambda column: column.gamma)
+        if over is None:  # nothing spends rho yet: transport must get cheaper
+            return floor + (under.gamma - floor) * min(1 / 4, max(1 / 64, math.sqrt(under.cost / rho) / 2))
+        # A loss about linear: c ~ 1 / gamma^2.
+        guesses = [floor + (c.gamma - floor) * math.sqrt(c.cost / rho) for c in (over, under) if c.cost > 0]
+        wide, slack = (True, 1.1) if math.inf > under.gamma - floor > 16 * (over.gamma - floor) else (False, 1.0)
+        chord = 0.0
+        if mixture.far is not mixture.near:
+            chord = (mixture.far.loss - mixture.near.loss) / (mixture.far.cost - mixture.near.cost)
+        if not wide:  # first where it is near by, or the loss steeper than linear
+            guesses.insert(over.cost > 4 * rho and chord <= guesses[0], chord)
+        middle = floor + math.sqrt((under.gamma - floor) * (over.gamma - floor))
+        return next((gamma for gamma in (*guesses, middle) if slack * over.gamma < gamma < under.gamma / slack), chord)
 
     def _guess(self, rho: float) -> float:
         """The gamma at which a loss linear from z on would spend rho, above the sup's floor: exact for a regression."""
@@ -200,17 +215,13 @@ class Dual:
             part, start = slice(start, start + len(problem.z)), start + len(problem.z)
             priced = replace(problem, gamma=torch.tensor(gamma, dtype=torch.float64, device=problem.z.device))
             starts = [c.zeta[part] for c in beside if c.zeta is not None]
-            if self.classifies and isinstance(self.sup, AscentSup) and not gamma > self.sup.proof:
-                starts.append(self._border(number).best(gamma))
+            if self.starting and not gamma > self.sup.proof:
+                if number not in self._starts:
+                    self._starts[number] = self.starting(problem, y)
+                starts.append(self._starts[number].best(gamma))
             zeta, upper = self.sup.solve(priced, y, starts)
             parts.append((*self._valued(number, zeta), upper))
         self.columns.append(_column(gamma, parts))
-
-    def _border(self, number: int) -> Borders:
-        """The borders around the samples of one batch, found when they are first asked for."""
-        if number not in self._borders:
-            self._borders[number] = Borders(self.model, *self.problems[number])
-        return self._borders[number]
 
     def _valued(self, number: int, zeta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(zeta, cost, loss, rounding): what rounds is of the size of the outputs, and of zeta along the slope."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rhobust.ascent.inner_problem import Problem
@@ -16,12 +17,22 @@ from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.models.wrapper import unwrapped
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+# What a proof rests on, as it was when this module was imported.
+_TRUSTED = [
+    (owner, name, getattr(owner, name))
+    for owner, names in (
+        (nn.Module, ("__call__", "_wrapped_call_impl", "_call_impl")),
+        *((kind, ("forward",)) for kind in (nn.Linear, nn.Flatten, nn.Sequential, nn.CrossEntropyLoss, nn.MSELoss)),
+        (F, ("linear", "cross_entropy", "mse_loss")),
+    )
+    for name in names
+]
 
 
 def doubt(model: nn.Module, loss: PerSampleLoss, device: torch.device) -> str | None:
     """Why nothing can be proved of a model and its loss, whatever their classes compute; None where nothing is known.
 
-    A hook may change an output or a gradient, a forward of an instance's own may compute anything, and autocast rounds.
+    A hook may change an output or a gradient, a forward that was replaced may compute anything, and autocast rounds.
 
     >>> model = nn.Linear(2, 2)
     >>> _ = model.register_full_backward_hook(lambda module, before, after: None)
@@ -32,11 +43,16 @@ def doubt(model: nn.Module, loss: PerSampleLoss, device: torch.device) -> str | 
         return "autocast rounds the outputs"
     if any(getattr(nn.modules.module, f"_global_{hooks}") for hooks in _HOOKS):
         return "a hook is registered for all modules"
+    for owner, name, trusted in _TRUSTED:
+        if getattr(owner, name) is not trusted:
+            return f"{owner.__name__}.{name} was replaced"
     for module in (*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())):
         if any(getattr(module, f"_{hooks}") for hooks in _HOOKS):
             return f"a module ({type(module).__name__}) has a hook"
         if "forward" in vars(module) or "_call_impl" in vars(module):
             return f"the forward of a module ({type(module).__name__}) was replaced"
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return f"a module ({type(module).__name__}) was compiled"
     return None
 
 
