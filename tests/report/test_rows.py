@@ -242,6 +242,17 @@ def test_one_restart_does_not_beat_three(attack: str) -> None:
     )
 
 
+def test_fewer_samples_do_not_beat_more() -> None:
+    made = report(
+        entry({EVALUATION: evaluated(0.1, 0.2, samples=50)}, method="erm"),
+        entry({EVALUATION: evaluated(0.2, 0.3, samples=360)}, method="fgsm"),
+    )
+    found = leading(headline(made))
+    assert (found["clean"], found["PGD 0.2"]) == ([], [])
+    assert [leading(table) for table in every_attack(made)] == [{"0": [], "0.2": []}]
+    assert summary(made) == "The rows were measured on different test samples, so none is the best."
+
+
 def test_rows_that_are_equal_as_printed_are_all_named() -> None:
     def made(**errors: float) -> str:
         rows: dict[str, Any] = {"spgda": {"radius": 2.0}, "drfl": {"radius": 2.0}}

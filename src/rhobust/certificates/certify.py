@@ -80,9 +80,9 @@ def certify(
 
     Nothing is proved of a model or a loss with hooks, with a forward that was replaced (its own or its class's) or that
     was compiled, nor under autocast: these may change what is computed. With `curvature` given, a loss of your own must
-    leave its gradient as it is, too: a hook on a tensor inside of it cannot be seen from here. Nor is anything
-    proved where a distribution attains more than a bound allows, as a wrong `curvature` can bring about. The `reason` is
-    in the certificate.
+    leave its gradient as it is, too: a hook on a tensor inside of it cannot be seen from here. Nor is
+    anything proved where a distribution attains more than a bound allows, as a wrong `curvature` can bring about. The
+    `reason` is in the certificate.
 
     `accuracy` is the gap, relative to the bound, at which the search over gamma ends: by default 1e-9 where the sup is
     exact, 1e-6 where proved, 1e-3 where estimated. `max_steps` gradients are spent on each sup: 200, or 10 where

@@ -21,6 +21,7 @@ from rhobust.runs.measurements import (
     CERTIFICATES,
     EVALUATION,
     KINDS,
+    SHIFTS,
     Done,
     Kind,
     Measurement,
@@ -122,13 +123,17 @@ class Report:
                 found.setdefault(trait(entry), {})[row.name] = None
         return {one: list(names) for one, names in found.items()}
 
+    def on_the_same_samples(self, kind: Kind[Any]) -> bool:
+        """Whether all rows were measured on equally many test samples, which are the first ones."""
+        return len(self.names_by(lambda entry: getattr(entry.result(kind), "samples", None))) == 1
+
     def attacked_alike(self, attack: str) -> bool:
-        """Whether the same attacks with the same restarts stand behind this one in all rows."""
-        return len(self.names_by(lambda entry: entry.behind(attack))) == 1
+        """Whether the same attacks with the same restarts stand behind this one in all rows, on the same samples."""
+        return self.on_the_same_samples(EVALUATION) and len(self.names_by(lambda entry: entry.behind(attack))) == 1
 
     def shifted_alike(self) -> bool:
-        """Whether the mean over shifts is over the same ones in all rows."""
-        return len(self.names_by(lambda entry: entry.shifts)) == 1
+        """Whether the mean over shifts is over the same ones in all rows, on the same samples."""
+        return self.on_the_same_samples(SHIFTS) and len(self.names_by(lambda entry: entry.shifts)) == 1
 
     def flags(self) -> list[ReportFlag]:
         """What the evaluations and audits say against themselves, and what speaks against comparing them."""

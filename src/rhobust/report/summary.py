@@ -9,6 +9,7 @@ from rhobust.evaluation.evaluate import WORST
 from rhobust.report import tables
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread, counted
+from rhobust.runs.measurements import EVALUATION
 
 
 def summary(report: Report) -> str:
@@ -18,6 +19,8 @@ def summary(report: Report) -> str:
         return ""
     if where is None:
         return "The rows were measured differently: no attack at any epsilon was measured of all, so none is the best."
+    if not report.on_the_same_samples(EVALUATION):
+        return "The rows were measured on different test samples, so none is the best."
     if not report.attacked_alike(where[0]):
         return _attacked_differently(report, where[0])
     attacked, clean = _means(report, lambda row: row.attacked(*where)), _means(report, tables.clean)

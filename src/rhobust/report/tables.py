@@ -100,7 +100,8 @@ def shifted(row: Row, shift: str | None = None) -> Spread | None:
 
 
 def _error(report: Report, head: str, attack: str, epsilon: float) -> _Column:
-    alike = not epsilon or report.attacked_alike(attack)  # at zero it is the clean error, whatever the attack
+    # At zero it is the clean error, whatever the attack.
+    alike = report.attacked_alike(attack) if epsilon else report.on_the_same_samples(EVALUATION)
     return _Column(head, lambda row: row.attacked(attack, epsilon), percent, ranked=alike)
 
 
@@ -108,7 +109,7 @@ def headline(report: Report) -> Table:
     """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
     attack = report.strongest()
     sizes = report.in_balls()[attack] if attack else []
-    columns = [_Column("clean", clean, percent)]
+    columns = [_Column("clean", clean, percent, ranked=report.on_the_same_samples(EVALUATION))]
     columns += [_error(report, f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
         columns.append(_Column("shifted", shifted, percent, ranked=report.shifted_alike()))
