@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich import box
 from rich.markup import escape
@@ -22,6 +23,7 @@ from rhobust.runs.directory import Run
 from rhobust.runs.start import train_run
 from rhobust.support.console import ERR, OUT, say, show
 from rhobust.support.files import write_atomically
+from rhobust.support.seeding import seeded
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Demo:
                     raise RunError(f"{path} holds a run with other settings; choose another --out")
                 train_run(path, None if known else config, progress)
         page = self.out / "report.html"
-        with ERR.status("attacking", spinner="dots") as status:
+        # One thread, as in training: beside other work two threads wait for each other.
+        with ERR.status("attacking", spinner="dots") as status, seeded(self.seed, torch.device("cpu"), threads=1):
             runs = [self.out / name for name in methods()]
             report = gather(runs, done=lambda what: status.update(f"measuring {what}"))
             status.update("drawing")
