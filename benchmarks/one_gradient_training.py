@@ -26,7 +26,8 @@ from benchmarks.one_gradient_tables import COLUMNS, EPSILONS, TABLES, WORST, Row
 from benchmarks.one_gradient_variants import ABLATED, ABLATION, BASELINES, CONFIRMED, DATA, DEEP, WAYS, settings
 from rhobust.data.catalog import load_data
 from rhobust.data.samples import Samples
-from rhobust.evaluation.evaluate import Evaluation, evaluate
+from rhobust.evaluation.evaluate import evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.losses import cross_entropy
 from rhobust.reproduction.nvidia_mps import shared_card
 from rhobust.runs.config import Config

@@ -93,3 +93,31 @@ def scaled_margin(output: Tensor, y: Tensor) -> Tensor:
     top = output.topk(3, dim=1).values
     spread = top[:, 0] - top[:, 2]
     return margin(output, y) / torch.where(spread > 0, spread, 1.0)
+
+
+def targeted_margin(output: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """How far the logit of a target class is ahead of the right one's, (B,).
+
+    >>> targeted_margin(torch.tensor([[3.0, 1.0, 2.5]]), torch.tensor([0]), torch.tensor([1]))
+    tensor([-2.])
+    """
+    right, wrong = (output.gather(1, chosen.long()[:, None])[:, 0] for chosen in (y, target))
+    return wrong - right
+
+
+def scaled_targeted_margin(output: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The same over pi_1 - (pi_3 + pi_4) / 2, where pi are the logits from the largest: the scale does not matter.
+
+    It is the targeted ratio of differences of logits of Croce and Hein (2020). With fewer than four classes, or
+    four equal logits, it is the margin as it is.
+
+    >>> output, y, target = torch.tensor([[3.0, 1.0, 2.5, 0.0]]), torch.tensor([0]), torch.tensor([2])
+    >>> scaled_targeted_margin(output, y, target), scaled_targeted_margin(100 * output, y, target)
+    (tensor([-0.2000]), tensor([-0.2000]))
+    """
+    ahead = targeted_margin(output, y, target)
+    if output.shape[1] < 4:
+        return ahead
+    top = output.topk(4, dim=1).values
+    spread = top[:, 0] - top[:, 2:].mean(1)
+    return ahead / torch.where(spread > 0, spread, 1.0)

@@ -264,8 +264,8 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay() -> None:
 
     model, x, y = problem()
     whole = evaluate(model, Samples(x, y), loss=LOSS, bounds=BOUNDS, attacks=["ifgsm"], epsilons=[0, 0.1])
-    small = BatchedAttacks(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])[0]
-    assert small.double().mean(1).tolist() == [whole.clean, whole.error("ifgsm", 0.1)]
+    small = BatchedAttacks(Small(), LOSS, BOUNDS, 1, 0, 128).run(Samples(x, y), [None, ATTACKS["ifgsm"](0.1)])
+    assert [float(one.fooled.double().mean()) for one in small] == [whole.clean, whole.error("ifgsm", 0.1)]
 
 
 def test_an_output_that_is_not_a_number_is_no_right_answer() -> None:
@@ -383,7 +383,7 @@ def test_one_where_a_list_is_wanted_is_named(wrong: dict[str, Any], said: str) -
 
 
 def test_the_norm_and_the_strength_of_an_attack_are_its_own() -> None:
-    l2 = ["fgsm-l2", "ifgsm-l2", "pgd-l2", "pgd-margin-l2", "apgd-l2", "apgd-margin-l2"]
+    l2 = ["fgsm-l2", "ifgsm-l2", "pgd-l2", "pgd-margin-l2", "apgd-l2", "apgd-margin-l2", "pgd-t-l2", "apgd-t-l2"]
     assert [name for name in ATTACKS if norm_of(name) == 2] == l2
     weak = ["fgsm", "ifgsm", "pgd-paper", "square", "fgsm-l2", "ifgsm-l2"]
     assert [name for name in ATTACKS if only_weak([name])] == weak

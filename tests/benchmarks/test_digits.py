@@ -8,7 +8,8 @@ import torch
 import rhobust
 from benchmarks import digits as benchmark
 from rhobust.data import digits
-from rhobust.evaluation.evaluate import Evaluation, evaluate
+from rhobust.evaluation.evaluate import evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.losses import cross_entropy
 from rhobust.models.catalog import build_model
 from rhobust.training.fit import Fit

@@ -13,8 +13,8 @@ import pytest
 
 from rhobust.certificates.certificate import Certificate
 from rhobust.certificates.certify import Certification
-from rhobust.evaluation.evaluate import AttackedError, Evaluation
-from rhobust.evaluation.referee import Audit
+from rhobust.evaluation.audit import Audit
+from rhobust.evaluation.evaluation import AttackedError, Evaluation
 from rhobust.evaluation.shifts import ShiftedError, ShiftEvaluation
 from rhobust.evaluation.trust import Flag
 from rhobust.report.examples import examples

@@ -18,12 +18,13 @@ from rhobust.reproduction import nvidia_mps
 from rhobust.reproduction.claims import Verdict, claims
 from rhobust.reproduction.curves import paper_lines, tuned_lines
 from rhobust.reproduction.experiments import FIGURES, FULL, QUICK, Scale
-from rhobust.reproduction.flops import Flops, counted_passes, flops_of
+from rhobust.reproduction.flops import Flops, flops_of
 from rhobust.reproduction.job import dataset, do
 from rhobust.reproduction.page import draw, filled
 from rhobust.reproduction.plan import Job, choice, foreseen, known_jobs, plan
 from rhobust.reproduction.store import Store, read_figure, session_summary
 from rhobust.reproduction.tables import tables
+from rhobust.support.counting import counted_passes
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 Results = dict[str, dict[str, Any]]
@@ -165,13 +166,14 @@ def test_the_arithmetic_of_the_papers_network_is_what_its_layers_say() -> None:
 
 def test_passes_are_counted_with_and_without_a_gradient() -> None:
     model, each = nn.Linear(4, 3), Flops(1.0, 10.0, 100.0)
-    with counted_passes(model, each) as spent:
+    with counted_passes(model) as passes:
         model(torch.zeros(5, 4, requires_grad=True))
         model(torch.zeros(2, 4))
         with torch.no_grad():
             model(torch.zeros(3, 4, requires_grad=True))
     model(torch.zeros(7, 4))
-    assert spent == [50.0, 2.0, 3.0]
+    assert (passes.with_gradient, passes.plain, passes.forwarded) == (5, 5, 10)
+    assert each.spent(passes) == 55.0
 
 
 CENTRAL = Job(

@@ -69,11 +69,16 @@ class Ball(Climb):
 
     def move(self, problem: Problem, point: Point, t: int, last: Step) -> Step:
         size = self.epsilon / self.count if self.step_size is None else self.step_size
-        direction = point.slope.sign() if self.norm == math.inf else _unit(point.slope)
-        zeta = problem.project(self._into(problem.z, point.zeta + size * direction))
+        zeta = self.stepped(problem, point, size)
         return Step(zeta, zeta)
 
-    def _into(self, z: Tensor, zeta: Tensor) -> Tensor:
+    def stepped(self, problem: Problem, point: Point, size: float) -> Tensor:
+        """Where a step of this size up the slope leads, in ball and box."""
+        direction = point.slope.sign() if self.norm == math.inf else _unit(point.slope)
+        return problem.project(self.nearest(problem.z, point.zeta + size * direction))
+
+    def nearest(self, z: Tensor, zeta: Tensor) -> Tensor:
+        """The point of the ball around z that is nearest to zeta."""
         if self.norm == math.inf:
             return torch.minimum(torch.maximum(zeta, z - self.epsilon), z + self.epsilon)
         away = zeta - z

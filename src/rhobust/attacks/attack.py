@@ -7,6 +7,8 @@ Named attacks live in a ball of radius epsilon (in the data's own units, here pi
     pgd-margin      the same, up the margin between the classes, which a confident model cannot flatten
     apgd            a hundred whose size each sample finds for itself, beginning with 2 epsilon (Auto-PGD)
     apgd-margin     the same, up the margin in units of the spread of the logits
+    pgd-t           forty that begin with 2 epsilon and shorten, toward each of nine other classes (DecayingSteps)
+    apgd-t          Auto-PGD toward each of them, on the ratio of differences of logits
     pgd-paper       ten steps of size 1, the paper's alpha, projected on the ball around x
     square          black box: 200 random squares, no gradient at all
     ...-l2          the same in the l2 ball
@@ -18,26 +20,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent.maximizer import Step
 from rhobust.ascent.steps import Ball, Identity
 from rhobust.attacks.auto_pgd import AutoPGD
+from rhobust.attacks.climb import climb, mistaken
+from rhobust.attacks.decaying_steps import DecayingSteps
 from rhobust.attacks.square import random_squares
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
-from rhobust.losses import PerSampleLoss, margin, scaled_margin
+from rhobust.losses import PerSampleLoss, margin, scaled_margin, scaled_targeted_margin, targeted_margin
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
-from rhobust.validator import check_countable
 
 # Rounding allowed when a result is checked against its ball and box, in units of the last place.
 _SLACK_ULPS = 8
 _MANY_STEPS = 40  # an attack of at least this many is a strong one
+MOST_TARGETS = 9
+"""Other classes that a targeted attack tries, those of the largest logits."""
+
+TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""loss(model(x), y, target) -> (B,), above 0 where the target is ahead of y"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Attack:
     climbs: PerSampleLoss | None = None
     """What the steps go up; None: the loss that the caller gives."""
     queries: int = 0
+    toward: TargetedLoss | None = None
+    """What the steps go up toward each of `MOST_TARGETS` other classes, one after the other."""
 
     @property
     def strong(self) -> bool:
@@ -71,6 +79,10 @@ def _apgd(epsilon: float, norm: float = math.inf) -> Ball:
     return AutoPGD(epsilon, norm, steps=100, random_start=True)
 
 
+def _pgd_t(epsilon: float, norm: float = math.inf) -> Ball:
+    return DecayingSteps(epsilon, norm, steps=40, random_start=True)
+
+
 ATTACKS: dict[str, Callable[[float], Attack]] = {
     "fgsm": lambda epsilon: Attack(_fgsm(epsilon)),
     "ifgsm": lambda epsilon: Attack(_ifgsm(epsilon)),
@@ -78,6 +90,8 @@ ATTACKS: dict[str, Callable[[float], Attack]] = {
     "pgd-margin": lambda epsilon: Attack(_pgd(epsilon), climbs=margin),
     "apgd": lambda epsilon: Attack(_apgd(epsilon)),
     "apgd-margin": lambda epsilon: Attack(_apgd(epsilon), climbs=scaled_margin),
+    "pgd-t": lambda epsilon: Attack(_pgd_t(epsilon), toward=targeted_margin),
+    "apgd-t": lambda epsilon: Attack(_apgd(epsilon), toward=scaled_targeted_margin),
     "pgd-paper": lambda epsilon: Attack(Ball(epsilon, steps=10, step_size=1.0)),
     "square": lambda epsilon: Attack(Ball(epsilon), queries=200),
     "fgsm-l2": lambda epsilon: Attack(_fgsm(epsilon, 2)),
@@ -86,6 +100,8 @@ ATTACKS: dict[str, Callable[[float], Attack]] = {
     "pgd-margin-l2": lambda epsilon: Attack(_pgd(epsilon, 2), climbs=margin),
     "apgd-l2": lambda epsilon: Attack(_apgd(epsilon, 2)),
     "apgd-margin-l2": lambda epsilon: Attack(_apgd(epsilon, 2), climbs=scaled_margin),
+    "pgd-t-l2": lambda epsilon: Attack(_pgd_t(epsilon, 2), toward=targeted_margin),
+    "apgd-t-l2": lambda epsilon: Attack(_apgd(epsilon, 2), toward=scaled_targeted_margin),
 }
 """epsilon > 0 -> the attack, by name."""
 
@@ -138,20 +154,20 @@ def attack(
     >>> bool((result.zeta.abs() <= 0.1).all())
     True
     """
-    watched = _Watched(way.climbs or loss)
-    objective = RobustObjective(model, watched, radius=0.0, maximizer=Identity(), bounds=bounds)
-    objective.maximum(x, y)  # refuses what cannot be attacked, before any work
+    check_attackable(model, x, y, way.climbs or loss, bounds)
     fooled = errs(model, x, y)
+    rivals = None if way.toward is None else rivals_of(model, x, y)  # (B, targets)
     zeta, discarded = x.clone(), 0
     with probing(model):  # around them all: each restart goes on drawing where the last one stopped
-        for _ in range(restarts):
+        for target in [*range(1 if rivals is None else rivals.shape[1])] * restarts:
             right = (~fooled).nonzero()[:, 0]
             if not len(right):
                 break
+            toward = None if rivals is None else rivals[right, target]
             if way.queries:
                 found = _searched(model, x[right], y[right], way, bounds)
             else:
-                found = _climbed(objective, watched, x[right], y[right], way)
+                found = _climbed(model, x[right], y[right], way, loss, toward, bounds)
             found, outside = verified(x[right], found, way.ball, bounds)
             discarded += outside
             zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
@@ -159,40 +175,39 @@ def attack(
     return Attacked(zeta, fooled, discarded)
 
 
-class _Watched:
-    """A loss that remembers where the model erred when it was last asked: the pass that climbs also judges."""
-
-    def __init__(self, loss: PerSampleLoss) -> None:
-        self.loss = loss
-        self.wrong = torch.zeros(0, dtype=torch.bool)
-
-    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        self.wrong = mistaken(output.detach(), y)
-        return self.loss(output, y)
+def check_attackable(
+    model: nn.Module, x: Tensor, y: Tensor, loss: PerSampleLoss, bounds: tuple[float, float] | None
+) -> None:
+    """Refuse what cannot be attacked, before any work."""
+    RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds).maximum(x, y)
 
 
-def _climbed(objective: RobustObjective, watched: _Watched, x: Tensor, y: Tensor, way: Attack) -> Tensor:
-    """The steps of the ball; a sample stays where the model first errs, or has the ball's answer."""
-    zeta = way.ball.start(objective.problem(x, y)).clone()
-    left = torch.arange(len(x), device=x.device)
-    step = Step(zeta, zeta)
-    for t in range(way.ball.gradients):
-        problem = objective.problem(x[left], y[left])
-        point = problem.at(step.zeta)
-        step = way.ball.move(problem, point, t, step)
-        zeta[left] = torch.where(per_sample(watched.wrong, point.zeta), point.zeta, step.answer)
-        going = (~watched.wrong).nonzero()[:, 0]  # the one thing that a step reads back from the device
-        if not len(going):
-            break
-        left, step = left[going], _of(step, going)
-    return zeta
+def rivals_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The other classes of each sample in the order of their logits, (B, at most `MOST_TARGETS`)."""
+    with torch.no_grad(), probing(model):
+        output = model(x)
+    others = output.nan_to_num(nan=-math.inf).scatter(1, y.long()[:, None], -math.inf)
+    order: Tensor = others.argsort(1, descending=True)
+    return order[:, : min(MOST_TARGETS, output.shape[1] - 1)]
 
 
-def _of(step: Step, samples: Tensor) -> Step:
-    """The same step for some of its samples: whatever it remembers has a row for each."""
-    remembered = {field.name: getattr(step, field.name) for field in fields(step)}
-    theirs: dict[str, Any] = {name: of[samples] for name, of in remembered.items() if isinstance(of, Tensor)}
-    return replace(step, **theirs)
+def _climbed(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    way: Attack,
+    loss: PerSampleLoss,
+    target: Tensor | None,
+    bounds: tuple[float, float] | None,
+) -> Tensor:
+    """The steps of the ball up what the attack goes up."""
+
+    def height(output: Tensor, chosen: Tensor) -> Tensor:
+        if way.toward is not None and target is not None:
+            return way.toward(output, y[chosen], target[chosen])
+        return (way.climbs or loss)(output, y[chosen])
+
+    return climb(model, x, y, way.ball, height, bounds).zeta
 
 
 def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple[float, float] | None) -> Tensor:
@@ -209,12 +224,6 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Where the model's prediction is not y, (B,), in evaluation mode and without a trace."""
     with torch.no_grad(), probing(model):
         return mistaken(model(x), y)
-
-
-def mistaken(output: Tensor, y: Tensor) -> Tensor:
-    """Where an output (B, classes) does not say y, (B,). NaN says nothing, though argmax takes it for its place."""
-    check_countable(output, y)
-    return (output.argmax(1) != y) | output.isnan().any(1)
 
 
 def verified(x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rhobust.ascent.inner_problem import Point, Problem
 from rhobust.ascent.maximizer import Step
 from rhobust.ascent.steps import Ball
+from rhobust.attacks.decaying_steps import BestStep
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
 
 _ALPHA = 0.75  # weight of the new step; the rest is that of the one before it
@@ -19,12 +20,11 @@ _RHO = 0.75  # share of the steps that must raise the loss, or they are too long
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoStep(Step):
-    """What Auto-PGD remembers of each sample; the answer is the best point seen, x_max."""
+class AutoStep(BestStep):
+    """What Auto-PGD remembers of each sample; the answer is the best point seen, x_max, with the loss f_max."""
 
     before: Tensor  # (B, ...) where the last step set out from
     loss: Tensor  # (B,) there
-    best: Tensor  # (B,) loss at the answer, f_max
     size: Tensor  # (B,) of the steps, eta
     rises: Tensor  # (B,) steps since the last checkpoint that raised the loss
     marked: Tensor  # (B,) f_max at the last checkpoint
@@ -79,7 +79,7 @@ class AutoPGD(Ball):
         )
 
     def _inside(self, problem: Problem, zeta: Tensor) -> Tensor:
-        return problem.project(self._into(problem.z, zeta))
+        return problem.project(self.nearest(problem.z, zeta))
 
 
 def _judged(step: AutoStep, taken: int) -> AutoStep:

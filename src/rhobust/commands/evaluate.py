@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich import box
 from rich.table import Table
 
 from rhobust.attacks.attack import ATTACKS, only_weak
+from rhobust.attacks.cascade import CASCADES, STAGES
 from rhobust.charts import curves, svg
 from rhobust.commands.output import (
     Quiet,
@@ -24,21 +28,27 @@ from rhobust.commands.output import (
     words,
 )
 from rhobust.errors import ConfigError
-from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, WASSERSTEIN, WORST, Evaluation
+from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError, Evaluation
+from rhobust.evaluation.intervals import interval
 from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts
 from rhobust.report.panels import shift_panel
 from rhobust.report.rows import Spread
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
 from rhobust.support.console import OUT, say, show
-from rhobust.support.files import write_json
+from rhobust.support.files import write_atomically, write_json
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    attacks: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(ATTACKS)}. Empty: none.")] = words(
-        USUAL_ATTACKS
-    ),
+    attacks: Annotated[
+        str,
+        typer.Option(
+            help=f"Comma-separated attacks: {', '.join(CASCADES)} (a series of attacks, strongest), or each alone: "
+            f"{', '.join(ATTACKS)}. Empty: none."
+        ),
+    ] = words(USUAL_ATTACKS),
     epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(USUAL_EPSILONS),
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
     shifts: Annotated[
@@ -46,16 +56,25 @@ def evaluate(
     ] = "",
     baseline: Annotated[Path | None, typer.Option(help="Another run, say ERM's, under the same shifts.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first N test samples only. Default: all.")] = None,
-    restarts: Annotated[int, typer.Option(min=1, help="Runs of each attack; the worst counts.")] = 1,
+    restarts: Annotated[
+        int,
+        typer.Option(min=1, help="Runs of each attack by name. A cascade ends after this many rounds without success."),
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random starts and of noise.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the attacked inputs here, as .npz.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the shifts here, .png or .svg.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Error of a trained run on its test data: clean, under attack, under distribution shift."""
     check_seed(seed)
     check_output("--json", json)
+    check_output("--save", save)
     svg.check_path(figure)
+    if save is not None and save.suffix != ".npz":
+        raise ConfigError([f"--save {save} needs a name that ends with .npz"])
+    if save is not None and not (names(attacks) or budgets):
+        raise ConfigError(["--save keeps attacked inputs: give --attacks or --budgets"])
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
     trained = TrainedRun.of(Run.find(run))
@@ -80,7 +99,8 @@ def evaluate(
                 samples=samples,
                 restarts=restarts,
                 seed=seed,
-                done=done,
+                keep=save is not None,
+                done=tell,
             )
         for name, one in {"shifts": trained, "baseline": beside}.items() if shifts else ():
             if one:
@@ -97,36 +117,78 @@ def evaluate(
         if beside:
             drawn |= {f"{beside.model.config.name}, baseline": shifted["baseline"].result}
         _draw_shifts(drawn, figure)
+    if save is not None and errors:
+        _save_examples(trained, errors.result, save)
     if json is not None:
         alone = list(made) == ["errors"]
         write_json(json, made["errors"].to_json() if alone else {name: one.to_json() for name, one in made.items()})
 
 
 def _show_errors(found: Evaluation, run: Path) -> None:
-    """Attacks in columns, epsilons in rows, and a line for each Wasserstein budget."""
-    say(OUT, f"error in percent on {found.samples} test samples of {run}")
+    """A table for each cascade, one for the attacks by name, and a line for each Wasserstein budget."""
+    say(OUT, f"error in percent on {found.samples} test samples of {run}, with 95 % intervals")
     balls = found.in_balls
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("epsilon", *balls):
-        table.add_column(column, justify="right", no_wrap=True)
-    for epsilon in dict.fromkeys(epsilon for cells in balls.values() for epsilon in cells):
-        table.add_row(f"{epsilon:g}", *(_percent(cells[epsilon].error) for cells in balls.values()))
-    if balls:
-        show(table)
+    for name in CASCADES:
+        if name in balls:
+            show(_cascade(found, name))
+    named = {attack: cells for attack, cells in balls.items() if attack not in CASCADES}
+    if named:
+        show(_by_name(found, named))
     for budget, cell in found.grid.get(WASSERSTEIN, {}).items():
         spent = f"E[c] = {cell.mean_cost:.4g} of {budget:g}"
-        say(OUT, f"wasserstein attack, {spent}: error {_percent(cell.error)}")
+        say(OUT, f"wasserstein attack, {spent}: error {_percent(cell.error)} ({_interval(found, cell)})")
+    say(OUT, f"{found.forwarded:,} samples forwarded through the model")
     show_flags(found.flags)
-    named = [attack for attack in balls if attack not in WORST.values()]
-    if named and only_weak(named):
+    alone = [attack for attack in named if attack not in WORST.values()]
+    if alone and len(named) == len(balls) and only_weak(alone):
         say(
             OUT,
-            f"only {', '.join(named)} stand behind these errors: stronger attacks find more. Drop --attacks for those",
+            f"only {', '.join(alone)} stand behind these errors: stronger attacks find more. Drop --attacks for those",
         )
     elif not found.flags:
         say(OUT, f"no reason to doubt it: {', '.join(found.checked)} were checked")
     if "learned" not in found.checked:
         say(OUT, f"not checked: {found.samples} samples do not tell whether the model has learned anything")
+
+
+def _cascade(found: Evaluation, name: str) -> Table:
+    """A cascade's errors, and what each of its stages added."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("epsilon", name, "95 %", *STAGES):
+        table.add_column(column, justify="right", no_wrap=True)
+    for epsilon, cell in found.in_balls[name].items():
+        errors = [cell.stages.get(stage, found.clean) for stage in STAGES]
+        added = [_percent(errors[0]), *(f"+{_percent(b - a)}" for a, b in pairwise(errors))]
+        table.add_row(f"{epsilon:g}", _percent(cell.error), _interval(found, cell), *(added if cell.stages else ()))
+    return table
+
+
+def _by_name(found: Evaluation, named: Mapping[str, Mapping[float, AttackedError]]) -> Table:
+    """Attacks in columns, epsilons in rows, the intervals below the errors."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("epsilon", *named):
+        table.add_column(column, justify="right", no_wrap=True)
+    for epsilon in dict.fromkeys(epsilon for cells in named.values() for epsilon in cells):
+        table.add_row(f"{epsilon:g}", *(_percent(cells[epsilon].error) for cells in named.values()))
+        table.add_row("", *(_interval(found, cells[epsilon]) for cells in named.values()), style="dim")
+    return table
+
+
+def _interval(found: Evaluation, cell: AttackedError) -> str:
+    low, high = interval(cell.error, found.samples)
+    return f"{100 * low:.1f}-{100 * high:.1f}"
+
+
+def _save_examples(trained: TrainedRun, found: Evaluation, path: Path) -> None:
+    """Inputs, labels, and for every attack and epsilon the attacked inputs, named like `cascade/0.1`."""
+    samples = trained.test(found.samples)
+    arrays = {"x": samples.x, "y": samples.y}
+    for attack, by_epsilon in found.examples.items():
+        arrays |= {f"{attack}/{epsilon:g}": zeta for epsilon, zeta in by_epsilon.items()}
+    content = io.BytesIO()
+    np.savez(content, **{name: array.cpu().numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
+    write_atomically(path, content.getvalue())
+    say(OUT, f"attacked inputs: {path}")
 
 
 def _show_shifts(found: Sequence[ShiftEvaluation], run: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Size, Tensor
 from rhobust.attacks.attack import attack, find_attack, norm_of
 from rhobust.data.catalog import load_data
 from rhobust.errors import ConfigError, DataError, RunError
-from rhobust.evaluation.evaluate import WORST
+from rhobust.evaluation.evaluation import WORST
 from rhobust.losses import cross_entropy
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rhobust.attacks.attack import only_weak
 from rhobust.errors import ConfigError, DataError, Refused, RunError
-from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.evaluation.trust import Flag
 from rhobust.report.rows import Entry, Row, rows_of, telling
 from rhobust.runs.config import Config
@@ -248,7 +248,7 @@ def _entry(
 
             def finished(part: str, kind: Kind[Any] = kind) -> None:
                 if done:
-                    done(f"{run.path}: {kind.name}, {part} done")
+                    done(f"{run.path}: {kind.name}, {part}")
 
             try:
                 measured[kind] = kind.measure(trained, samples=samples[kind], done=finished)

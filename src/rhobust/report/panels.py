@@ -11,7 +11,7 @@ from typing import Any
 from rhobust.certificates.certify import Certification
 from rhobust.charts import curves, svg
 from rhobust.charts.curves import GRAY, Panel
-from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread
 from rhobust.report.tables import attack_name, number, percent, shifted

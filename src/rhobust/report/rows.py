@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhobust.attacks.attack import norm_of
-from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import EVALUATION, SHIFTS, Kind, Measurement, R

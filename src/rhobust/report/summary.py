@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rhobust.evaluation.evaluate import WORST
+from rhobust.evaluation.evaluation import WORST
 from rhobust.report import tables
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread, counted

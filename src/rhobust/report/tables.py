@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from rhobust.certificates.certificate import Certificate
-from rhobust.evaluation.evaluate import WASSERSTEIN, WORST
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
 from rhobust.report.rows import Entry, Row, Spread, counted, shown
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind

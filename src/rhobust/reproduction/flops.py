@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Size
 from torch.utils.flop_counter import FlopCounterMode
 
 from rhobust.losses import cross_entropy
 from rhobust.models.block_convolution import on_pixels
 from rhobust.models.catalog import build_model
+from rhobust.support.counting import Passes
 
 _BATCH = 2
 
@@ -29,6 +28,10 @@ class Flops:
     """A gradient in the sample."""
     theta: float
     """A gradient in the weights."""
+
+    def spent(self, passes: Passes) -> float:
+        """The work of these passes."""
+        return passes.plain * self.forward + passes.with_gradient * self.zeta
 
 
 @cache
@@ -54,19 +57,3 @@ def _counted(work: Callable[[], object]) -> float:
     with FlopCounterMode(display=False) as counter:
         work()
     return float(counter.get_total_flops() / _BATCH)
-
-
-@contextmanager
-def counted_passes(model: nn.Module, each: Flops) -> Iterator[list[float]]:
-    """The work of every pass through the model meanwhile: forward alone, or with a gradient in the sample."""
-    spent: list[float] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        with_gradient = torch.is_grad_enabled() and inputs[0].requires_grad
-        spent.append(len(inputs[0]) * (each.zeta if with_gradient else each.forward))
-
-    hook = model.register_forward_hook(note)
-    try:
-        yield spent
-    finally:
-        hook.remove()

@@ -15,14 +15,16 @@ import torch
 
 from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
-from rhobust.evaluation.evaluate import Evaluation, evaluate
+from rhobust.evaluation.evaluate import evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.losses import cross_entropy
-from rhobust.reproduction.flops import Flops, counted_passes, flops_of
+from rhobust.reproduction.flops import Flops, flops_of
 from rhobust.reproduction.plan import Job
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.load import TrainedModel, load
 from rhobust.runs.start import train_run
+from rhobust.support.counting import counted_passes
 from rhobust.support.environment import environment
 from rhobust.training.record import rho_eff
 
@@ -88,11 +90,11 @@ def _measured(
     model = load(run.path).to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as it was trained
-    with counted_passes(model, each) as spent:
+    with counted_passes(model) as passes:
         if how["kind"] == "validation":
             test = _on(device, data.test)
             found = _evaluated(model, test, attacks=["pgd"], epsilons=how["epsilons"], checks=False)
-            return {"errors": _grid(found, ["pgd"], how["epsilons"])}, sum(spent)
+            return {"errors": _grid(found, ["pgd"], how["epsilons"])}, each.spent(passes)
         test = _on(device, data.test[: how["samples"]])
         found = _evaluated(model, test, attacks=_ATTACKS, epsilons=how["epsilons"])
         strict = _evaluated(
@@ -105,7 +107,7 @@ def _measured(
         )
     errors = _grid(found, _ATTACKS, how["epsilons"]) | _grid(strict, ["pgd"], how["strict_epsilons"])
     flags = [{"check": flag.check, "message": flag.message} for flag in found.flags]
-    return {"errors": errors, "flags": flags}, sum(spent)
+    return {"errors": errors, "flags": flags}, each.spent(passes)
 
 
 def _on(device: torch.device, samples: Samples) -> Samples:

@@ -3,7 +3,7 @@
     evaluation.json       clean and attacked errors, and whether they can be trusted    (`rhobust evaluate`)
     shifts.json           errors under distribution shift                               (`rhobust evaluate --shifts`)
     certificates.json     bounds on the worst expected loss                             (`rhobust certify`)
-    audit.json            the referee's errors beside ours                              (`rhobust audit`)
+    audit.json            independent attacks' errors beside ours                             (`rhobust audit`)
 
 Each holds the settings it was made with, the environment, and the digest of the model it was made of. A measurement of
 another model does not count. The newest measurement of a kind replaces the one before it.
@@ -27,8 +27,9 @@ from rhobust.costs import SquaredLinf
 from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import RunError
-from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, Evaluation, evaluate
-from rhobust.evaluation.referee import Audit, audit
+from rhobust.evaluation.audit import Audit, audit
+from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.evaluation.shifts import ShiftEvaluation, evaluate_shifts
 from rhobust.losses import cross_entropy
 from rhobust.runs.config import Config
@@ -39,7 +40,7 @@ from rhobust.support.files import write_json
 
 R = TypeVar("R", bound=Evaluation | ShiftEvaluation | Certification | Audit)
 Done = Callable[[str], None]
-"""Told what has just been finished."""
+"""Told what was finished, or what is under way."""
 
 RADII = (0.1, 0.5, 1.0, 2.0, 6.0)
 LINF_RADII = (0.01, 0.04, 0.09, 0.16)  # squares of the usual epsilons: there the cost is the largest change, squared
@@ -164,6 +165,7 @@ def measure_errors(
     samples: int | None = None,
     restarts: int = 1,
     seed: int = 0,
+    keep: bool = False,
     done: Done | None = None,
 ) -> Measurement[Evaluation]:
     """Clean and attacked errors (`evaluate.evaluate`)."""
@@ -178,6 +180,7 @@ def measure_errors(
         budgets=budgets,
         restarts=restarts,
         seed=seed,
+        keep=keep,
         done=done,
     )
     return trained.keep(EVALUATION, asked | {"restarts": restarts, "seed": seed}, found)
@@ -229,14 +232,26 @@ def measure_certificates(
 
 
 def measure_audit(
-    trained: TrainedRun, *, epsilon: float = 0.2, samples: int | None = None, seed: int = 0, done: Done | None = None
+    trained: TrainedRun,
+    *,
+    epsilon: float = 0.2,
+    norm: str = "inf",
+    samples: int | None = None,
+    seed: int = 0,
+    done: Done | None = None,
 ) -> Measurement[Audit]:
-    """The error that independent attacks find, beside ours (`referee.audit`)."""
-    test = trained.test(samples)
+    """The error that independent attacks find, beside ours (`audit.audit`)."""
     found = audit(
-        trained.model, test, epsilon=epsilon, loss=cross_entropy, bounds=trained.model.bounds, seed=seed, done=done
+        trained.model,
+        trained.test(samples),
+        epsilon=epsilon,
+        norm=norm,
+        loss=cross_entropy,
+        bounds=trained.model.bounds,
+        seed=seed,
+        done=done,
     )
-    return trained.keep(AUDIT, {"epsilon": epsilon, "seed": seed}, found)
+    return trained.keep(AUDIT, {"epsilon": epsilon, "norm": norm, "seed": seed}, found)
 
 
 def _digest(run: Run) -> str:
