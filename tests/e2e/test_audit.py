@@ -121,9 +121,9 @@ def test_wrong_requests_and_a_missing_referee_are_one_clear_error(monkeypatch: p
 @pytest.mark.parametrize(
     ("shape", "classes", "bounds", "reason"),
     [
-        ((1, 3, 3), 3, (-1.0, 1.0), "takes 4 classes or more, and this model has 3"),
-        ((1, 3, 3), 5, None, "in a bounded box"),
-        ((9,), 5, (-1.0, 1.0), "takes images"),
+        ((1, 6, 6), 3, (-1.0, 1.0), "takes 4 classes or more, and this model has 3"),
+        ((1, 6, 6), 5, None, "in a bounded box"),
+        ((36,), 5, (-1.0, 1.0), "takes images"),
     ],
 )
 @pytest.mark.parametrize("norm", ["inf", "2"])
@@ -131,7 +131,7 @@ def test_where_autoattack_does_not_apply_the_reason_is_told(
     shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None, reason: str, norm: str
 ) -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Flatten(), nn.Linear(9, classes)), torch.rand(40, *shape) - 0.5
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(36, classes)), torch.rand(40, *shape) - 0.5
     found = audit(model, Samples(x, model(x).argmax(1)), epsilon=0.2, norm=norm, loss=LOSS, bounds=bounds)
     assert found.suite == "ART"
     assert reason in found.reason

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rhobust.certificates.certificate import Certificate
 from rhobust.certificates.certify import Certification
 from rhobust.evaluation.audit import Audit
 from rhobust.evaluation.evaluation import AttackedError, Evaluation
+from rhobust.evaluation.intervals import interval, packed
 from rhobust.evaluation.shifts import ShiftedError, ShiftEvaluation
 from rhobust.evaluation.trust import Flag
 from rhobust.report.examples import examples
@@ -28,6 +30,7 @@ from rhobust.report.tables import (
     MISSING,
     audits,
     certificates,
+    differences,
     environments,
     every_attack,
     every_shift,
@@ -344,9 +347,9 @@ def test_certificates_and_audits_are_tabled_where_they_were_made() -> None:
     assert judgment is not None
     assert cells(table, 0) == ["estimated and proved", "1.5 to 3.5"]
     assert cells(table, 1) == [MISSING, MISSING]
-    assert judgment.columns == ["method", "epsilon", "samples", "ours", "referee", "after APGD-CE"]
+    assert judgment.columns == ["method", "epsilon", "norm", "samples", "ours", "theirs", "whose", "after APGD-CE"]
     assert [line.head for line in judgment.lines] == ["fgsm"]
-    assert cells(judgment, 0) == ["0.2", "9", "20.0", "25.0", "25.0"]
+    assert cells(judgment, 0) == ["0.2", "inf", "9", "20.0", "25.0", "ART", "25.0"]
     assert certificates(report(entry(method="erm"))) is None
     assert audits(report(entry(method="erm"))) is None
     assert environments(made).columns == ["", "training (3)", "certificates (2), audit (1)"]
@@ -512,3 +515,50 @@ def test_a_deployed_run_is_made_again_by_its_federation() -> None:
     words = shlex.split(training(replace(entry(method="drfl", radius=2.0), config=config)))
     assert words[:6] == ["rhobust", "federation", "submit", "FED", "--out", "runs/a"]
     assert not [word for word in words if word.startswith(("partition=", "workers="))]
+
+
+def outcome(errors: int, first: int = 0, seed: int = 0, **settings: Any) -> Entry:
+    """A run that errs on so many of 200 samples under the cascade at 0.2, from number `first` on, and on none clean."""
+    wrong = (torch.arange(200) >= first) & (torch.arange(200) < first + errors)
+    cells = [AttackedError("cascade", 0.2, errors / 200, wrong=packed(wrong))]
+    cells.append(AttackedError("cascade", 0.0, 0.0, wrong=packed(torch.zeros(200, dtype=torch.bool))))
+    made = Measurement("", {"attacks": ["cascade"]}, {}, Evaluation(200, 0.0, cells))
+    return entry({EVALUATION: made}, seed=seed, **settings)
+
+
+def test_differences_are_paired_with_plain_training() -> None:
+    made = report(outcome(60, method="erm"), outcome(40, method="fgsm"), outcome(40, first=150, method="ifgsm"))
+    table = differences(made)
+    assert table is not None
+    assert table.columns == ["method", "clean", "cascade 0.2"]
+    assert "less that of erm" in table.caption
+    nested, apart = (line.cells[1] for line in table.lines)
+    assert nested.text == apart.text == "-10.0"
+    low, high = nested.interval.split(" to ")
+    assert float(high) < 0  # 20 samples, all on one side
+    assert float(apart.interval.split(" to ")[1]) > float(high)  # 60 on one side, 40 on the other
+    assert float(low) < -10 < float(high)
+
+
+def test_differences_need_outcomes_of_the_same_samples_and_seeds() -> None:
+    assert differences(report(outcome(60, method="erm"))) is None
+    assert differences(report(outcome(60, method="erm"), outcome(40, seed=1, method="fgsm"))) is None
+    old = entry({EVALUATION: at({("cascade", 0.2): 0.3, ("cascade", 0.0): 0.0})}, method="fgsm")
+    assert differences(report(outcome(60, method="erm"), old)) is None
+
+
+def test_errors_have_intervals_and_other_numbers_none() -> None:
+    table = headline(report(outcome(60, method="erm")))
+    by_head = dict(zip(table.columns[1:], table.lines[0].cells, strict=True))
+    low, high = interval(0.3, 200)
+    assert by_head["cascade 0.2"].interval == f"{100 * low:.1f}–{100 * high:.1f}"
+    assert by_head["clean"].interval == "0.0–1.9"
+    assert by_head["E[c]"].interval == ""
+
+
+def test_a_cascade_is_not_ranked_against_attacks_by_name() -> None:
+    alone = Measurement("", {"attacks": ["pgd"]}, {}, Evaluation(200, 0.0, [AttackedError("worst", 0.2, 0.1)]))
+    made = report(outcome(60, method="erm"), entry({EVALUATION: alone}, method="fgsm"))
+    assert made.shared_balls() == {}
+    assert not any(cell.best for line in headline(made).lines for cell in line.cells[1:3])
+    assert "none is the best" in summary(made)

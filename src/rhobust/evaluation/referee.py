@@ -57,7 +57,8 @@ def find_suite(
         reason = "AutoAttack takes inputs in a bounded box"
     else:
         return Suite("AutoAttack", _autoattack(model, samples, classes, ball, bounds, seed))
-    return Suite("ART", _art(model, samples, classes, ball, bounds), reason)
+    with _seeded(seed):
+        return Suite("ART", _art(model, samples, classes, ball, bounds), reason)
 
 
 def attack_by(
@@ -150,7 +151,7 @@ def _art(
     found["deepfool"] = kind.DeepFool(
         judged, max_iter=_ART_ITERATIONS, epsilon=1e-3, nb_grads=min(classes, 10), **shared
     )
-    if samples.x.ndim == 4:  # its squares are for images
+    if samples.x.ndim == 4 and bounds is not None:  # its squares are for images in a box
         found["square"] = kind.SquareAttack(judged, norm=norm, eps=ball.epsilon, max_iter=_ART_QUERIES, **shared)
     return {name: as_arrays(one) for name, one in found.items()}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Size, Tensor
 
 from rhobust.attacks.attack import attack, find_attack, norm_of
+from rhobust.attacks.cascade import CASCADES
 from rhobust.data.catalog import load_data
 from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.evaluation.evaluation import WORST
@@ -75,7 +76,9 @@ def examples(report: Report, seed: int = 0) -> Examples:
         return Examples([], reason=f"The data are not there any more as they were, so no examples are shown: {problem}")
     if not is_image(data.test.x.shape[1:]):
         return Examples([], reason="The data are not images, so no examples are shown.")
-    name = {WORST[norm_of(pgd)]: pgd for pgd in ("pgd", "pgd-l2")}.get(where[0], where[0])
+    by_norm = {norm_of(pgd): pgd for pgd in ("pgd", "pgd-l2")}
+    several = {called: norm for norm, called in WORST.items()} | CASCADES
+    name = by_norm[several[where[0]]] if where[0] in several else where[0]
     x, y = data.test.x[:_SAMPLES], data.test.y[:_SAMPLES]
     found = [Example(_png(image, data.bounds), int(label), []) for image, label in zip(x, y, strict=True)]
     for row in _spread_out(report.ranked()):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rhobust.attacks.attack import only_weak
+from rhobust.attacks.cascade import CASCADES
 from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.evaluation.trust import Flag
@@ -30,9 +31,10 @@ from rhobust.runs.measurements import (
     usual_radii,
 )
 from rhobust.support.version import __version__
+from rhobust.training.trend import unsettled
 
 # Strongest first: the attack whose errors lead the report is the first of these that was measured.
-_STRONGEST = (WORST[math.inf], "pgd", "ifgsm", "fgsm")
+_STRONGEST = (*CASCADES, WORST[math.inf], "pgd", "ifgsm", "fgsm")
 _MOST_CERTIFIED = 200
 COMPARABLE = ("same data", "same samples", "same settings")
 """Checks across rows, beside those that each evaluation makes of itself (`trust.CHECKS`)."""
@@ -75,7 +77,7 @@ class Report:
             if evaluation := entry.result(EVALUATION):
                 for attack, cells in evaluation.grid.items():
                     found.setdefault(attack, set()).update(cells)
-        worst_first = sorted(found, key=lambda attack: attack not in WORST.values())
+        worst_first = sorted(found, key=lambda attack: attack not in (*CASCADES, *WORST.values()))
         return {attack: sorted(found[attack]) for attack in worst_first}
 
     def in_balls(self) -> dict[str, list[float]]:
@@ -142,6 +144,8 @@ class Report:
             for entry in row.entries:
                 where = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
                 found += self._weak(where, entry)
+                if doubt := unsettled(entry.records, entry.config.schedule):
+                    found.append(ReportFlag("settled", doubt, where))
                 judged = [entry.result(EVALUATION), entry.result(AUDIT)]
                 flags = [flag for result in judged if result for flag in result.flags]
                 found += [ReportFlag(flag.check, flag.message, where) for flag in flags]
@@ -157,7 +161,7 @@ class Report:
             message = f"no attack in a ball was measured of it; run {again} for that"
             return [ReportFlag("attacked errors", message, where)]
         asked = entry.asked(EVALUATION).get("attacks", [])
-        if not asked or not only_weak(asked):
+        if not asked or not CASCADES.keys().isdisjoint(asked) or not only_weak(asked):
             return []
         message = f"only {', '.join(asked)} stand behind its errors; run {again} for stronger ones"
         return [ReportFlag("strong attacks", message, where)]

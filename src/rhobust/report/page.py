@@ -18,13 +18,14 @@ from rhobust.report.gather import COMPARABLE, Report
 from rhobust.report.recipes import commands, reporting
 from rhobust.report.rows import Row
 from rhobust.report.summary import summary
-from rhobust.report.tables import Table
+from rhobust.report.tables import Cell, Table
 from rhobust.runs.measurements import CERTIFICATES, EVALUATION, SHIFTS, Kind
 from rhobust.support.version import __version__
 
 # What it means that a check passed, in words.
 _PASSED = {
     "grows": "errors grow with epsilon",
+    "unbounded": "an attack that may move anywhere succeeds",
     "inside": "no result of an attack lies outside its ball or the box",
     "many-steps": "many steps find no less than one",
     "one-step": "one step does not miss most of what many find",
@@ -39,7 +40,7 @@ _PASSED = {
 # What E[c] is averaged over at the end, and what a point of a trajectory stands for.
 _LAST = {"epoch": "the last epoch", "round": "the last quarter of the logged rounds (at most fifty)"}
 _POINT = {"epoch": "an epoch", "round": "the rounds since the point before"}
-_SPREAD = "± is half of the range over the seeds."
+_SPREAD = "± is half of the range over the seeds; in brackets the 95 % interval, for chance in drawing the samples."
 
 
 def to_html(report: Report, out: Path) -> str:
@@ -70,6 +71,7 @@ def to_html(report: Report, out: Path) -> str:
         swatches=panels.swatches(report),
         charts={part: [(panel.title, Markup(panel.svg)) for panel in drawn] for part, drawn in charts.items()},
         headline=tables.headline(report),
+        differences=tables.differences(report),
         attacks=tables.every_attack(report),
         certificates=tables.certificates(report),
         shifts=tables.every_shift(report),
@@ -93,10 +95,11 @@ def to_markdown(report: Report, out: Path) -> str:
     sections: list[tuple[str, list[str]]] = [
         ("Can the numbers be trusted?", flags or [f"All checks passed: {_passed(report)}."]),
         ("Errors", [*_markdown(tables.headline(report)), "", _SPREAD]),
+        ("Differences", _markdown(tables.differences(report))),
         ("Every attack", attacked[1:]),
         ("Shifts", _measured(report, SHIFTS, tables.every_shift(report))),
         ("Certificates", _measured(report, CERTIFICATES, tables.certificates(report))),
-        ("Referee", _markdown(tables.audits(report))),
+        ("Audit", _markdown(tables.audits(report))),
         ("Left out", [f"- {_plain(line)}" for line in _refused(report)]),
         ("What was trained", [*_markdown(common), "", *_markdown(own), "", *_markdown(tables.environments(report))]),
         ("Again", ["```sh", *_script(report, out, "md"), "```"]),
@@ -154,15 +157,18 @@ def _script(report: Report, out: Path, form: str) -> list[str]:
 def _markdown(table: Table | None) -> list[str]:
     if table is None:
         return []
-    lines = [
-        [line.head, *(f"**{cell.text}**" if cell.best else cell.text for cell in line.cells)] for line in table.lines
-    ]
+    lines = [[line.head, *(_in_markdown(cell) for cell in line.cells)] for line in table.lines]
     rule = ["---", *["---:"] * (len(table.columns) - 1)]
     return [
         f"{_plain(table.caption)}:",
         "",
         *(f"| {' | '.join(map(_plain, line))} |" for line in (table.columns, rule, *lines)),
     ]
+
+
+def _in_markdown(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.best else cell.text
+    return f"{text} ({cell.interval})" if cell.interval else text
 
 
 def _plain(text: str) -> str:

@@ -21,7 +21,12 @@ _LONGEST_NAME = 36  # letters beside an axis
 _LOWEST_COST = 1e-6  # the logarithm of no cost at all
 _MOST_POINTS = 30
 _MOST_TICKS = 7
-_TITLES = {WORST[math.inf]: "Worst of all attacks in l_inf", WORST[2.0]: "Worst of all attacks in l2"}
+_TITLES = {
+    "cascade": "Cascade of attacks in l_inf",
+    "cascade-l2": "Cascade of attacks in l2",
+    WORST[math.inf]: "Worst of the attacks by name in l_inf",
+    WORST[2.0]: "Worst of the attacks by name in l2",
+}
 
 
 def swatches(report: Report) -> dict[str, str]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from rhobust.attacks.attack import norm_of
+from rhobust.attacks.cascade import CASCADES
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
+from rhobust.evaluation.intervals import difference, interval, unpacked
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
@@ -71,12 +76,19 @@ class Entry:
         cell = found.grid.get(attack, {}).get(epsilon) if found else None
         return cell.error if cell else None
 
+    def wrong(self, attack: str, epsilon: float) -> Tensor | None:
+        """Which samples the model gets wrong, (N,); none where that was not kept."""
+        found = self.result(EVALUATION)
+        cell = found.grid.get(attack, {}).get(epsilon) if found else None
+        return unpacked(cell.wrong, found.samples) if found and cell and cell.wrong else None
+
     def behind(self, attack: str) -> tuple[tuple[str, ...], int]:
         """The attacks that stand behind an error of this name, and the restarts of each."""
         if attack == WASSERSTEIN:
             return (attack,), 1
         asked = self.asked(EVALUATION)
-        of_its_norm = {one for one in asked.get("attacks", []) if WORST[norm_of(one)] == attack}
+        by_name = [one for one in asked.get("attacks", []) if one not in CASCADES]
+        of_its_norm = {one for one in by_name if WORST[norm_of(one)] == attack}
         attacks = of_its_norm if attack in WORST.values() else {attack}
         return tuple(sorted(attacks)), asked.get("restarts", 1)
 
@@ -116,6 +128,13 @@ class Spread:
     """
 
     values: tuple[float, ...]
+    samples: int | None = None
+    """Test samples behind each, where they are errors."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of a mean error: what chance in drawing the samples leaves open."""
+        return None if self.samples is None else interval(self.mean, self.samples)
 
     @property
     def mean(self) -> float:
@@ -160,9 +179,35 @@ class Row:
         known = tuple(value for value in values if value is not None)
         return Spread(known) if len(known) == len(values) else None
 
+    @property
+    def samples(self) -> int | None:
+        """Test samples of its evaluations, where all seeds have as many."""
+        counts = {found.samples if (found := entry.result(EVALUATION)) else None for entry in self.entries}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def clean(self) -> Spread | None:
+        """The error without an attack."""
+        return self.errors(lambda entry: entry.clean)
+
     def attacked(self, attack: str, epsilon: float) -> Spread | None:
         """The error under an attack."""
-        return self.spread(lambda entry: entry.error(attack, epsilon))
+        return self.errors(lambda entry: entry.error(attack, epsilon))
+
+    def errors(self, pick: Callable[[Entry], float | None]) -> Spread | None:
+        """Errors on the samples of its evaluations."""
+        found = self.spread(pick)
+        return found and replace(found, samples=self.samples)
+
+    def less(self, other: Row, attack: str, epsilon: float) -> tuple[float, float, float] | None:
+        """Its error less another row's with the 95 % interval, paired by sample and seed, where outcomes were kept."""
+        ours, theirs = ({e.config.seed: e.wrong(attack, epsilon) for e in row.entries} for row in (self, other))
+        pairs = [(ours[seed], theirs[seed]) for seed in ours if ours.keys() == theirs.keys()]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None and len(a) == len(b)]
+        if not known or len(known) < len(pairs):
+            return None
+        first, second = (torch.stack(column) for column in zip(*known, strict=True))
+        return difference(first, second)
 
 
 def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:

@@ -23,11 +23,13 @@ def summary(report: Report) -> str:
         return "The rows were measured on different test samples, so none is the best."
     if not report.attacked_alike(where[0]):
         return _attacked_differently(report, where[0])
-    attacked, clean = _means(report, lambda row: row.attacked(*where)), _means(report, tables.clean)
+    attacked, clean = _means(report, lambda row: row.attacked(*where)), _means(report, lambda row: row.clean)
     lowest = min(attacked.values(), key=float)
     best = [name for name, error in attacked.items() if error == lowest]  # as shown, like the best of a table
     erm = next((row.name for row in report.rows if row.method == "erm"), best[0])
-    attack = "the worst attack" if where[0] == WORST[math.inf] else tables.attack_name(where[0])
+    attack = {"cascade": "the cascade of attacks", WORST[math.inf]: "the worst attack"}.get(
+        where[0], tables.attack_name(where[0])
+    )
     has, it_errs = ("has", "it errs") if len(best) == 1 else ("have", "they err")
     text = f"Under {attack} at epsilon {where[1]:g}, {' and '.join(best)} {has} the lowest error, {lowest} %"
     if erm in best:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from rhobust.attacks.cascade import CASCADES
 from rhobust.certificates.certificate import Certificate
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
@@ -24,6 +25,8 @@ class Cell:
 
     text: str
     best: bool = False
+    interval: str = ""
+    """The 95 % interval of an error."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def attack_name(attack: str) -> str:
     >>> attack_name("pgd-l2"), attack_name("worst"), attack_name("wasserstein")
     ('PGD-L2', 'worst', 'Wasserstein')
     """
-    if attack in WORST.values():
+    if attack in (*CASCADES, *WORST.values()):
         return attack
     return "Wasserstein" if attack == WASSERSTEIN else attack.upper()
 
@@ -85,13 +88,10 @@ def _table(caption: str, first: str, rows: Sequence[Row], columns: Sequence[_Col
         best = min(known, default=None) if compared and column.ranked and len(known) == len(rows) > 1 else None
         for line, spread, mean in zip(lines, found, means, strict=True):
             leads = mean is not None and float(mean) == best
-            line.cells.append(Cell(spread.text(column.show) if spread else MISSING, leads))
+            ends = spread.interval if spread else None
+            between = f"{column.show(ends[0])}–{column.show(ends[1])}" if ends else ""
+            line.cells.append(Cell(spread.text(column.show) if spread else MISSING, leads, between))
     return Table(caption, [first, *(column.head for column in columns)], lines)
-
-
-def clean(row: Row) -> Spread | None:
-    """The clean error of a row."""
-    return row.spread(lambda entry: entry.clean)
 
 
 def shifted(row: Row, shift: str | None = None) -> Spread | None:
@@ -109,7 +109,7 @@ def headline(report: Report) -> Table:
     """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
     attack = report.strongest()
     sizes = report.in_balls()[attack] if attack else []
-    columns = [_Column("clean", clean, percent, ranked=report.on_the_same_samples(EVALUATION))]
+    columns = [_Column("clean", lambda row: row.clean, percent, ranked=report.on_the_same_samples(EVALUATION))]
     columns += [_error(report, f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
         columns.append(_Column("shifted", shifted, percent, ranked=report.shifted_alike()))
@@ -165,6 +165,30 @@ def every_attack(report: Report) -> list[Table]:
     ]
 
 
+def differences(report: Report) -> Table | None:
+    """How far every row is from plain training under the leading attack, or from the first row where there is none."""
+    attack = next(iter(report.shared_balls()), None)
+    if attack is None or len(report.rows) < 2 or len(report.data) > 1 or not report.attacked_alike(attack):
+        return None
+    base = next((row for row in report.rows if row.method == "erm"), report.rows[0])
+    sizes = [0.0, *report.shared_balls()[attack]]
+    lines = []
+    for row in report.rows:
+        found = [row.less(base, attack, size) for size in sizes]
+        if row is not base and any(found):
+            lines.append(Line(row.name, [_apart(one) for one in found], row.name))
+    columns = ["method", *(f"{attack_name(attack)} {size:g}" if size else "clean" for size in sizes)]
+    caption = f"Error less that of {base.name}, in points, paired by sample, with 95 % intervals"
+    return Table(caption, columns, lines) if lines else None
+
+
+def _apart(found: tuple[float, float, float] | None) -> Cell:
+    if found is None:
+        return Cell(MISSING)
+    middle, low, high = (f"{100 * value:+.1f}" for value in found)
+    return Cell(middle, interval=f"{low} to {high}")
+
+
 def every_shift(report: Report) -> Table | None:
     """Mean error under every shift."""
     columns = [_Column(shift, lambda row, shift=shift: shifted(row, shift), percent) for shift in report.shifts()]  # type: ignore[misc]
@@ -205,12 +229,22 @@ def audits(report: Report) -> Table | None:
     attacks = list(dict.fromkeys(name for _, _, audit in found for name in audit.attacks))
     lines = []
     for row, entry, audit in found:
-        cells = [f"{audit.epsilon:g}", str(audit.samples), percent(audit.ours), percent(audit.referee)]
+        cells = [f"{audit.epsilon:g}", audit.norm, str(audit.samples), percent(audit.ours), percent(audit.referee)]
+        cells.append(audit.suite)
         cells += [percent(audit.attacks[name]) if name in audit.attacks else MISSING for name in attacks]
         head = row.name if len(row.entries) == 1 else f"{row.name}, seed {entry.config.seed}"
         lines.append(Line(head, [Cell(text) for text in cells], row.name))
-    columns = ["method", "epsilon", "samples", "ours", "referee", *(f"after {attack_name(name)}" for name in attacks)]
-    return Table("Error in percent: our worst attack, and the referee's", columns, lines) if found else None
+    columns = [
+        "method",
+        "epsilon",
+        "norm",
+        "samples",
+        "ours",
+        "theirs",
+        "whose",
+        *(f"after {attack_name(name)}" for name in attacks),
+    ]
+    return Table("Error in percent: our evaluation, and independent attacks", columns, lines) if found else None
 
 
 def settings(report: Report) -> tuple[Table, Table | None]:

@@ -62,6 +62,7 @@ def build_engine(config: Config, data: DataSet, device: torch.device) -> Engine:
         precision=PRECISIONS[config.precision],
         ema=config.ema,
         memory=config.memory,
+        schedule=config.schedule,
     )
 
 

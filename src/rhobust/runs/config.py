@@ -37,20 +37,15 @@ from rhobust.support.setting import (
     refusals,
     setting,
     settings_of,
+    thread_count,
 )
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
+from rhobust.training.schedule import SCHEDULES
 from rhobust.validator import check_settings
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
-_MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
-
-
-def _threads(key: str, value: int) -> Iterator[str]:
-    yield from positive(key, value)
-    if value > _MOST_THREADS:
-        yield f"{key} must be at most {_MOST_THREADS}, not {value}"
 
 
 @dataclass(frozen=True)
@@ -106,10 +101,13 @@ class Config:
         "federations).",
         one_of(("auto", *PRECISIONS)),
     )
-    threads: int | None = setting(None, "Number of CPU threads.", _threads, usual="PyTorch's")
+    threads: int | None = setting(None, "Number of CPU threads.", thread_count, usual="PyTorch's")
     log_every: int = setting(1, "Number of training steps between two lines of metrics.jsonl.", positive)
     checkpoint_every: int | None = setting(
         None, "Number of training steps between two checkpoints.", positive, usual="one epoch"
+    )
+    schedule: str = setting(
+        "constant", f"Schedule of the learning rate of the weights: {', '.join(SCHEDULES)}.", one_of(SCHEDULES)
     )
     momentum: float = setting(0.0, "Momentum of the optimizer sgd, in [0, 1).", below_one)
     ema: float | None = setting(
@@ -276,6 +274,8 @@ def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     yield from federation.problems()
     if config.ema is not None:
         yield "a federation keeps no average of its weights: drop ema"
+    if config.schedule != "constant" and "schedule" not in wrong:
+        yield "a federation keeps its learning rate: drop schedule"
     if config.precision != "float32" and "precision" not in wrong:
         yield f"a federation computes in float32, not {config.precision}: its workers may have no GPU"
     own = [key for key in ("optimizer", "learning_rate", "momentum") if getattr(config, key) != getattr(Config, key)]

@@ -21,6 +21,7 @@ from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
 from rhobust.training.observers import Observer
 from rhobust.training.remarks import remarks, useless
+from rhobust.training.trend import unsettled
 
 EngineOf = Callable[[Config, DataSet, torch.device], Engine]
 """Builds the engine of a run."""
@@ -83,6 +84,8 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
         }
     )
     if doubt := useless(objective, test, config.batch_size):
+        observer.warned(doubt)
+    if doubt := unsettled(run.metrics(), config.schedule):
         observer.warned(doubt)
 
 

@@ -16,6 +16,7 @@ from rhobust.support.toml import typed
 Check = Callable[[str, Any], Iterable[str]]
 """(key, value) -> what is wrong with the value of a setting."""
 
+_MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
 _KINDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -139,3 +140,10 @@ def below_one(key: str, value: float) -> Iterator[str]:
     """It lies in [0, 1)."""
     if not 0 <= value < 1:
         yield f"{key} must be at least 0 and below 1, not {value}"
+
+
+def thread_count(key: str, value: int) -> Iterator[str]:
+    """It is a number of threads that a machine may have."""
+    yield from positive(key, value)
+    if value > _MOST_THREADS:
+        yield f"{key} must be at most {_MOST_THREADS}, not {value}"

@@ -61,10 +61,11 @@ def central_engine(
     precision: torch.dtype = torch.float32,
     ema: float | None = None,
     memory: float | None = None,
+    schedule: str = "constant",
 ) -> Engine:
     """The engine of one process where the objective lives: on a GPU the step is captured, where it can be.
 
-    `ema` is the decay of a `WeightAverage` and `memory` that of a `Memory`.
+    `ema` is the decay of a `WeightAverage`, `memory` that of a `Memory`, and `schedule` a name of `SCHEDULES`.
     """
     eager = EagerEngine(
         objective,
@@ -74,6 +75,7 @@ def central_engine(
         precision=precision,
         ema=None if ema is None else WeightAverage(objective.model, ema),
         memory=None if memory is None else memory_for(batches, objective.maximizer, memory),
+        schedule=schedule,
     )
     return CudaGraphEngine(eager) if objective.gamma.is_cuda else eager
 

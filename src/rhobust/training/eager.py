@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from rhobust.data.batches import Batch, Batches
+from rhobust.errors import Refused
 from rhobust.memory import Memory
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 from rhobust.training.engine import Engine, Warn
 from rhobust.training.record import Record
+from rhobust.training.schedule import Schedule
 from rhobust.training.step import Numbers, diverged, gradient, sound
 from rhobust.training.weight_average import WeightAverage
 
@@ -22,8 +24,8 @@ class EagerEngine(Engine):
 
     With `precision` bfloat16 the model's passes run under autocast; weights, zeta, gamma and sums keep theirs. With
     `ema` the model ends with the weights averaged over the steps. With `memory` an ascent goes on from where that
-    of the epoch before ended. Batches depend on (seed, epoch) alone, so a training that is stopped and goes on takes
-    the same steps as one that is not.
+    of the epoch before ended. `schedule`, a name of `SCHEDULES`, sets the rates of the weights. Batches depend on
+    (seed, epoch) alone, so a training that is stopped and goes on takes the same steps as one that is not.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class EagerEngine(Engine):
         precision: torch.dtype = torch.float32,
         ema: WeightAverage | None = None,
         memory: Memory | None = None,
+        schedule: str = "constant",
     ) -> None:
         self.objective, self.optimizer, self.batches, self.epochs = objective, optimizer, batches, epochs
         self.precision, self.ema, self.memory = precision, ema, memory
         self.epoch_steps = batches.steps()
         self.total = None if self.epoch_steps is None else self.epoch_steps * epochs
+        self.schedule = None if schedule == "constant" else self._scheduled(schedule)
         self._taken, self._epoch = 0, -1  # steps so far, and the epoch that they lie in
 
     def epoch(self, number: int, skip: int, warn: Warn) -> Iterator[Sequence[Record]]:
@@ -54,8 +58,17 @@ class EagerEngine(Engine):
             self._taken = epoch * self.epoch_steps + skip
         self._epoch = epoch
         for batch in self.batches.epoch(epoch, skip):  # Alg. 1 and 2, line 2
+            if self.schedule is not None:
+                self.schedule.set(self._taken)
             yield self._taken, batch
             self._taken += 1
+
+    def _scheduled(self, name: str) -> Schedule:
+        if self.total is None:
+            raise Refused(
+                f"schedule '{name}' needs the number of steps, which this DataLoader does not tell: use 'constant'"
+            )
+        return Schedule(name, self.optimizer.base, self.total)
 
     def take(self, batch: Batch, step: int, epoch: int) -> Record:
         """One training step. A value that is not finite stops before the update."""

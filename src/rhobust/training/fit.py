@@ -11,7 +11,7 @@ from torch import nn
 from rhobust.checks import count_problem, seed_problems
 from rhobust.costs import Cost
 from rhobust.data.batches import batches_of
-from rhobust.errors import ConfigError, Refused
+from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import GammaRule
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.method import find_method
@@ -25,6 +25,8 @@ from rhobust.training.loop import train
 from rhobust.training.observers import Observer, Warner
 from rhobust.training.record import Record, rho_eff
 from rhobust.training.remarks import remarks, useless
+from rhobust.training.schedule import SCHEDULES
+from rhobust.training.trend import unsettled
 
 _RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
 _ELSEWHERE = {
@@ -77,6 +79,7 @@ def fit(
     precision: torch.dtype = torch.float32,
     ema: float | None = None,
     memory: float | None = None,
+    schedule: str = "constant",
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -88,7 +91,8 @@ def fit(
     Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
-    where that of the epoch before ended (`Memory`; for tensors and arrays only). On a GPU the step is captured once and
+    where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
+    changes over the training: constant, cosine or one-cycle. On a GPU the step is captured once and
     replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
     were.
 
@@ -96,9 +100,9 @@ def fit(
     >>> model = nn.Linear(3, 2)
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     >>> data = x, (x[:, 0] > 0).long()
-    >>> trained = fit(model, data, method="spgda", radius=0.1, epochs=30, optimizer=optimizer)
+    >>> trained = fit(model, data, method="spgda", radius=0.1, epochs=60, optimizer=optimizer)
     >>> len(trained.history)
-    30
+    60
     """
     misplaced = [_ELSEWHERE[knob] for knob in knobs if knob in _ELSEWHERE]
     misplaced += [renamed_problem(knob) for knob in knobs if RENAMED.get(knob) in (fit.__kwdefaults__ or ())]
@@ -112,6 +116,8 @@ def fit(
     if precision not in (torch.float32, torch.bfloat16):
         # float16 would need a scaled loss: without, small gradients become 0 and nothing says so.
         raise ConfigError([f"precision is torch.float32 or torch.bfloat16, not {precision}"])
+    if schedule not in SCHEDULES:
+        raise ConfigError([unknown("schedule", str(schedule), SCHEDULES)])
     if gamma_rule is not None and not chosen.robust:
         raise ConfigError([chosen.no_gamma_rule])
     if problem := count_problem("epochs", epochs):
@@ -137,7 +143,9 @@ def fit(
         bounds=bounds,
     )
     batches = batches_of(data, batch_size, seed, some.device, some.dtype)
-    engine = central_engine(objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory)
+    engine = central_engine(
+        objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory, schedule=schedule
+    )
     observer, whole = observer or Warner(), batches.whole()
     for remark in remarks(objective, None if whole is None else whole.x, engine.total, ema):
         observer.warned(remark)
@@ -145,5 +153,7 @@ def fit(
         history = train(engine, observer=observer)
     judged = whole if objective.classifies else None
     if judged is not None and (doubt := useless(objective, judged, batches.full or len(judged))):
+        observer.warned(doubt)
+    if doubt := unsettled([asdict(record) for record in history], schedule):
         observer.warned(doubt)
     return Fit(objective, proximal, history)
