@@ -153,6 +153,7 @@ def far_apart(features: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (2.0 * y[:, None] - 1) * (0.8 + 0.2 * torch.rand(64, features, generator=DRAWS)), y
 
 
+@pytest.mark.filterwarnings("ignore:the objective still falls")
 def test_the_readme_s_loop_and_call_train() -> None:
     loop, call = blocks("README.md")
     x, y = far_apart(8)
@@ -189,11 +190,12 @@ def test_a_model_of_one_s_own_is_measured_as_the_page_says(capsys: pytest.Captur
     x = np.random.default_rng(0).uniform(-1, 1, (64, 4))  # double precision, as arrays have it
     names: dict[str, Any] = {"model": torch.nn.Linear(4, 2), "x": x, "y": (x[:, 0] > 0).astype(int)}
     exec(block, names)
-    assert names["found"].error("worst", 0.1) >= names["found"].clean
+    assert names["found"].error("cascade", 0.1) >= names["found"].clean
     assert names["certificate"].status == "proved"
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.filterwarnings("ignore:the objective still falls")
 def test_one_gradient_in_python_is_the_method() -> None:
     (block,) = blocks("docs/one-gradient.md")
     x, y = far_apart(4)

@@ -27,8 +27,8 @@ def test_the_page_shows_every_method_with_its_errors(shown: Path) -> None:
     for name in rhobust.methods():
         found = json.loads((shown / name / "evaluation.json").read_text())
         (row, *_) = re.findall(rf'alt="">{name}</th>(.*?)</tr>', page)
-        cells = [re.sub(r"<span.*", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        worst = [cell["error"] for cell in found["attacked"] if cell["attack"] == "worst"]
+        cells = [re.sub(r"<(small|span).*", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        worst = [cell["error"] for cell in found["attacked"] if cell["attack"] == "cascade"]
         assert len(worst) >= 4
         assert cells[: len(worst)] == [f"{100 * error:.1f}" for error in worst]
         assert found["samples"] == 360

@@ -152,7 +152,7 @@ def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
 def test_every_point_tells_its_value(page: Any, runs: list[Path]) -> None:
     found = page.evaluate('[...document.querySelectorAll("svg use title")].map(title => title.textContent)')
     kept = [json.loads((run / "evaluation.json").read_text())["attacked"] for run in runs]
-    names = {"worst": "worst", "pgd": "PGD", "fgsm": "FGSM"}
+    names = {"cascade": "cascade", "worst": "worst", "pgd": "PGD", "fgsm": "FGSM"}
     for cells in zip(*kept, strict=True):
         attack, epsilon = cells[0]["attack"], cells[0]["epsilon"]
         if attack in names:

@@ -89,6 +89,7 @@ def eager_engine(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
     regularizer: Regularizer | None = None,
     memory: Memory | None = None,
+    schedule: str = "constant",
 ) -> EagerEngine:
     chosen = find_method(method)
     torch.manual_seed(0)
@@ -104,7 +105,7 @@ def eager_engine(
     )
     wrapped = ProximalOptimizer(optimizer(model), objective, regularizer=regularizer, gamma_rule=chosen.gamma_rule)
     source = source or Stream(batches())
-    return EagerEngine(objective, wrapped, source, epochs, precision=precision, memory=memory)
+    return EagerEngine(objective, wrapped, source, epochs, precision=precision, memory=memory, schedule=schedule)
 
 
 def graph_engine(method: str, source: Batches | None = None, epochs: int = 1, **how: Any) -> CudaGraphEngine:
@@ -215,6 +216,33 @@ def test_a_learning_rate_that_changes_is_felt_by_captured_steps(every: int) -> N
     train(captured), train(eager)
     assert captured.captured == (every == 20)  # in every step: never worth recording
     assert close(captured, eager, 1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+@pytest.mark.parametrize("regularizer", [None, L1(1e-4)])
+def test_a_schedule_does_not_cost_the_graph(schedule: str, regularizer: Regularizer | None) -> None:
+    """Its rates are read from the device; the eager twin is given plain numbers."""
+    captured, eager = both("spgda", schedule=schedule, regularizer=regularizer)
+    assert eager.schedule is not None
+    eager.schedule.kept = [None] * len(eager.schedule.kept)
+    train(captured), train(eager)
+    assert captured.captured
+    assert close(captured, eager, 1e-5)
+    straight, _ = both("spgda", regularizer=regularizer)
+    train(straight)
+    assert not close(captured, straight, 1e-3)
+
+
+def test_a_checkpoint_of_a_scheduled_training_goes_on_as_if_nothing_had_happened() -> None:
+    source = in_memory(20, 64)
+    straight, first, second = (graph_engine("spgda", source, 4, schedule="one-cycle") for _ in range(3))
+    train(straight)
+    first.epochs = 2
+    done = len(train(first))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, start=done)
+    assert second.captured
+    assert close(second, straight, 1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own

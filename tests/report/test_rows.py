@@ -43,6 +43,7 @@ from rhobust.runs.directory import Run
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind, Measurement
 from rhobust.support.toml import parse_overrides
 
+STILL = {"value": 1.0, "stationarity": 1.0}
 ASKED = {"attacks": ["pgd"], "epsilons": [0.0, 0.2], "budgets": [], "restarts": 1, "seed": 0}
 
 
@@ -67,7 +68,7 @@ def certified(low: float, high: float, status: Any, samples: int = 9) -> Measure
 
 def entry(measured: dict[Kind[Any], Measurement[Any]] | None = None, path: str = "runs/a", **options: Any) -> Entry:
     config = Config.resolve({"threads": 1, "device": "cpu"}, options)
-    records = [{"epoch": 0, "rho_eff": 9.0, "gamma": 1.0}, {"epoch": 1, "rho_eff": 2.0, "gamma": 0.5}]
+    records = [{"epoch": e, "rho_eff": c, "gamma": g, **STILL} for e, c, g in ((0, 9.0, 1.0), (1, 2.0, 0.5))]
     penalized = config.make_method().maximizer.penalized
     return Entry(Run(Path(path)), config, {"torch": "2"}, records, 0.5 if penalized else None, measured or {}, {})
 
@@ -398,7 +399,7 @@ def test_that_no_attack_in_a_ball_was_measured_is_said_and_no_check_of_one_passe
 
 def test_trajectories_are_means_over_epochs_and_seeds_not_too_many_and_the_last() -> None:
     def long(seed: int, level: float) -> Entry:
-        records = [{"epoch": e, "gamma": level + e, "rho_eff": 1.0} for e in range(100) for _ in range(2)]
+        records = [{"epoch": e, "gamma": level + e, "rho_eff": 1.0, **STILL} for e in range(100) for _ in range(2)]
         return dataclasses.replace(entry(method="spgd", radius=2.0, seed=seed), records=records)
 
     gamma, spent = trajectories(report(long(0, 0.0), long(1, 2.0), entry(method="erm")))
@@ -412,7 +413,9 @@ def test_trajectories_are_means_over_epochs_and_seeds_not_too_many_and_the_last(
 
 def federated(rounds: int, **options: Any) -> Entry:
     """A federation whose gamma is the number of the round, from 0 on."""
-    records = [{"step": r, "epoch": r // 50, "gamma": float(r), "rho_eff": 1.0, "workers": 10} for r in range(rounds)]
+    records = [
+        {"step": r, "epoch": r // 50, "gamma": float(r), "rho_eff": 1.0, "workers": 10, **STILL} for r in range(rounds)
+    ]
     return dataclasses.replace(entry(method="drfl", radius=2.0, **options), records=records)
 
 
@@ -446,7 +449,7 @@ def test_a_page_speaks_of_rounds_where_there_are_rounds() -> None:
 
 def test_ticks_of_a_logarithmic_axis_are_plain_numbers() -> None:
     def ticks(*values: float) -> list[str]:
-        records = [{"epoch": epoch, "gamma": value, "rho_eff": 1.0} for epoch, value in enumerate(values)]
+        records = [{"epoch": epoch, "gamma": value, "rho_eff": 1.0, **STILL} for epoch, value in enumerate(values)]
         gamma, _ = trajectories(report(dataclasses.replace(entry(method="spgd", radius=2.0), records=records)))
         texts = re.findall(r"<text[^>]*>(.*?)</text>", gamma.svg, re.DOTALL)
         return texts[texts.index("epoch") + 1 : texts.index("gamma")]

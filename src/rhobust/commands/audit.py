@@ -39,8 +39,8 @@ def audit(
     warn_unkept(made)
     if not quiet:
         found = made.result
-        ball = f"epsilon {epsilon:g}, norm {norm}"
-        say(OUT, f"error in percent on {found.samples} test samples of {run} at {ball}, with 95 % intervals")
+        where = f"on {found.samples} test samples of {run} at epsilon {epsilon:g} in norm {norm}"
+        say(OUT, f"error in percent, with 95 % intervals, {where}")
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("attacked by", no_wrap=True)
         table.add_column("error", justify="right", no_wrap=True)

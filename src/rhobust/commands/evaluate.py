@@ -126,7 +126,7 @@ def evaluate(
 
 def _show_errors(found: Evaluation, run: Path) -> None:
     """A table for each cascade, one for the attacks by name, and a line for each Wasserstein budget."""
-    say(OUT, f"error in percent on {found.samples} test samples of {run}, with 95 % intervals")
+    say(OUT, f"error in percent, with 95 % intervals, on {found.samples} test samples of {run}")
     balls = found.in_balls
     for name in CASCADES:
         if name in balls:

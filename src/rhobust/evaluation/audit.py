@@ -48,7 +48,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the two errors with their 95 % intervals."""
-        ends = {f"{name}_interval": interval(getattr(self, name), self.samples) for name in ("ours", "referee")}
+        ends = {f"{name}_interval": list(interval(getattr(self, name), self.samples)) for name in ("ours", "referee")}
         return asdict(self) | ends
 
 

@@ -79,5 +79,5 @@ class Evaluation:
         plain = asdict(replace(self, examples={}))
         del plain["examples"]
         for cell in plain["attacked"]:
-            cell["interval"] = interval(cell["error"], self.samples)
-        return plain | {"clean_interval": interval(self.clean, self.samples)}
+            cell["interval"] = list(interval(cell["error"], self.samples))
+        return plain | {"clean_interval": list(interval(self.clean, self.samples))}
