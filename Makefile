@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.digits
 	$(BIN)/python -m benchmarks.radius
+	$(BIN)/python -m benchmarks.schedules
 	$(BIN)/python -m benchmarks.mnist
 	$(BIN)/python -m benchmarks.federated
 

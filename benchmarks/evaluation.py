@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -30,6 +31,7 @@ from rhobust.data.samples import Samples
 from rhobust.evaluation.evaluate import evaluate
 from rhobust.evaluation.referee import attack_by, find_suite
 from rhobust.reproduction.nvidia_mps import shared_card
+from rhobust.reproduction.tables import markdown
 from rhobust.runs.load import load
 from rhobust.support.counting import counted_passes
 
@@ -104,6 +106,65 @@ def _words(errors: dict[str, float]) -> str:
     return "; ".join(f"{name} {error:g}" for name, error in errors.items())
 
 
+def read(folder: Path) -> list[Row]:
+    numbers = ("error", "seconds", "forwarded")
+    return [row for name in ("cpu", "cuda") for row in read_csv(folder / f"{name}.csv", numbers)]
+
+
+def missing(rows: list[Row]) -> dict[tuple[str, ...], float]:
+    """AutoAttack's error less ours, in points, by (model, norm, data, method, epsilon); the CNN's from the GPU."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        data, model, method = row["run"].split("/")
+        if row["epsilon"] != ALL and (row["device"] == "cuda") == (model == "cnn"):
+            found.setdefault((model, row["norm"], data, method, row["epsilon"]), {})[row["who"]] = row["error"]
+    return {cell: 100 * (one["referee"] - one["ours"]) for cell, one in found.items() if len(one) == 2}
+
+
+def strength_table(rows: list[Row]) -> str:
+    head = ["network", "norm", "cells", "mean missing", "most missing", "cells above 0.5", "most that only ours found"]
+    lines = []
+    for model in ("mlp", "cnn"):
+        for norm in NORMS:
+            apart = [points for cell, points in missing(rows).items() if cell[:2] == (model, norm)]
+            above = sum(points > 0.5 + 1e-9 for points in apart)
+            numbers = (statistics.fmean(apart), max(apart), -min(apart))
+            mean, most, more = (f"{value:.2f}" for value in numbers)
+            lines.append([model, norm, str(len(apart)), mean, most, str(above), more])
+    return markdown(head, lines)
+
+
+def price_table(rows: list[Row]) -> str:
+    """Where AutoAttack was timed at one epsilon of a run alone, that one stands for four."""
+    head = ["network", "norm", "runs", "AutoAttack, s per epsilon", "ours, s for four epsilons", "ours / AutoAttack"]
+    head += ["samples forwarded per epsilon by AutoAttack", "by ours for four"]
+    lines = []
+    for model in ("mlp", "cnn"):
+        for norm in NORMS:
+            cells = [r for r in rows if (r["device"], r["norm"]) == ("cpu", norm) and f"/{model}/" in r["run"]]
+            theirs: dict[str, list[Row]] = {}
+            for row in cells:
+                if row["who"] == "referee":
+                    theirs.setdefault(row["run"], []).append(row)
+            ours = {row["run"]: row for row in cells if row["who"] == "ours" and row["epsilon"] == ALL}
+            runs = [run for run in ours if run in theirs]
+            if not runs:
+                continue
+
+            def means(key: str, theirs: Any = theirs, ours: Any = ours, runs: Any = runs) -> tuple[float, float]:
+                each = [statistics.fmean(row[key] for row in theirs[run]) for run in runs]
+                return statistics.fmean(each), statistics.fmean(ours[run][key] for run in runs)
+
+            (they, we), forwarded = means("seconds"), means("forwarded")
+            share = f"{100 * we / (4 * they):.1f} %"
+            shown = [f"{value:,.0f}" for value in forwarded]
+            lines.append([model, norm, str(len(runs)), f"{they:.0f}", f"{we:.1f}", share, *shown])
+    return markdown(head, lines)
+
+
+TABLES = {"evaluation": strength_table, "price": price_table}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -114,7 +175,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--runs", type=Path, default=Path("runs/evaluation"))
     parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--markdown", action="store_true", help="measure nothing: print the tables")
     asked = parser.parse_args()
+    if asked.markdown:
+        print("\n\n".join(table(read(RESULTS)) for table in TABLES.values()))
+        return
     output = asked.output or RESULTS / f"{asked.device}.csv"
     rows = read_csv(output, ()) if output.exists() else []
     done = {Cell.of(row) for row in rows}
@@ -129,9 +194,10 @@ def main() -> None:
                 cell = todo.pop(0)
                 running[pool.submit(measure, cell, asked.runs)] = cell
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                rows += future.result()
-                write_csv(output, COLUMNS, rows)
-                print(*running.pop(future), *(rows[-1][key] for key in ("error", "seconds")), flush=True)
+                made = future.result()
+                before = read_csv(output, ()) if output.exists() else []  # another call may have added to it
+                write_csv(output, COLUMNS, [*before, *made])
+                print(*running.pop(future), *(made[-1][key] for key in ("error", "seconds")), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import rhobust
-from benchmarks import digits, drfl, federated, gpu, mnist, overhead, radius
+from benchmarks import digits, drfl, evaluation, federated, gpu, mnist, overhead, radius, schedules
 from benchmarks.command import read_json
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.charts.svg import to_svg
@@ -242,3 +242,18 @@ def test_the_contributed_maximizer_raises_psi_and_trains() -> None:
         model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.1, maximizer=maximizer, bounds=(-1, 1)
     )
     assert (objective(torch.zeros(4, 3), torch.ones(4)).cost > 0).all()
+
+
+def test_the_page_on_evaluation_has_the_tables_of_the_committed_cells() -> None:
+    page, rows = (ROOT / "docs" / "evaluation.md").read_text(), evaluation.read(evaluation.RESULTS)
+    for table in evaluation.TABLES.values():
+        assert table(rows) in page
+    apart = evaluation.missing(rows)
+    assert len(apart) == 192  # two networks, six methods, two data sets, two norms, four epsilons
+    told = re.search(r"In (\d+) of 192 cells AutoAttack finds more than half a point more", page)
+    assert told is not None
+    assert int(told[1]) == sum(points > 0.5 + 1e-9 for points in apart.values())
+
+
+def test_the_page_on_benchmarks_has_the_table_of_the_schedules() -> None:
+    assert schedules.table(read_json(schedules.RESULTS)) in (ROOT / "docs" / "benchmarks.md").read_text()
