@@ -53,7 +53,7 @@ class _Round:
 
 # Chosen on the runs of benchmarks/evaluation.py: strength against samples forwarded.
 _UNTARGETED_STEPS = 10
-_ROUNDS = (_Round(_REFINED, 4, 12, 0.6), _Round(_RESTARTED, 3, 30, 0.12), _Round(_RESTARTED, 3, 60, 0.05))
+_ROUNDS = (_Round(_REFINED, 4, 12, 1.0), _Round(_RESTARTED, 3, 30, 0.12), _Round(_RESTARTED, 3, 60, 0.05))
 _LAST = _Round(_RESTARTED, 3, 200, 0.02)
 _MOST_REPEATS = 10  # of the last round at one epsilon
 _WORTHWHILE = 3e-3  # a round that brings down less than this share of the samples has not helped

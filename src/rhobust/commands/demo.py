@@ -66,10 +66,11 @@ class Demo:
 
     def _table(self, found: tables.Table) -> Table:
         """For eighty columns: rho and the one seed are in the title."""
-        title = f"{found.caption}; rho = {self.radius:g}, seed {self.seed}"
+        title = f"{found.caption}, clean and attacked at an epsilon; rho = {self.radius:g}, seed {self.seed}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i, column in enumerate(found.columns[:-2]):
-            table.add_column(escape(column.replace(" ", "\n")), justify="right" if i else "left", no_wrap=True)
+            head = column.replace("cascade ", "at ").replace(" ", "\n")
+            table.add_column(escape(head), justify="right" if i else "left", no_wrap=True)
         for line in found.lines:
             table.add_row(line.head, *(cell.text for cell in line.cells[:-2]))
         return table

@@ -19,6 +19,7 @@ def interval(error: float, samples: int) -> tuple[float, float]:
     >>> [round(end, 3) for end in interval(0.1, 100)], interval(0.0, 100)[0]
     ([0.055, 0.174], 0.0)
     """
+    error, samples = min(max(error, 0.0), 1.0), max(samples, 1)  # a file that was edited may hold anything
     shrink = 1 + _Z**2 / samples
     middle = (error + _Z**2 / (2 * samples)) / shrink
     half = _Z * math.sqrt(error * (1 - error) / samples + _Z**2 / (4 * samples**2)) / shrink
