@@ -15,6 +15,7 @@ from rhobust.attacks.cascade import CASCADES, STAGES, Cascade
 from rhobust.attacks.decaying_steps import DecayingSteps
 from rhobust.data import digits
 from rhobust.data.samples import Samples
+from rhobust.errors import ConfigError
 from rhobust.evaluation.evaluate import evaluate
 from rhobust.losses import targeted_margin
 from rhobust.models.catalog import build_model
@@ -198,3 +199,8 @@ def test_the_targeted_margin_has_the_slope_of_two_logits() -> None:
     targeted_margin(output, torch.tensor([1]), torch.tensor([2])).sum().backward()
     assert output.grad is not None
     assert output.grad.tolist() == [[0.0, -1.0, 1.0]]
+
+
+def test_an_unknown_name_is_answered_with_the_cascades_too() -> None:
+    with pytest.raises(ConfigError, match=r"unknown attack in a ball 'cascde' \(did you mean 'cascade'\?\)"):
+        evaluate(Decoy(), (torch.zeros(2, 50), torch.zeros(2, dtype=torch.long)), attacks=["cascde"])

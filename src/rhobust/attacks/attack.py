@@ -106,11 +106,11 @@ ATTACKS: dict[str, Callable[[float], Attack]] = {
 """epsilon > 0 -> the attack, by name."""
 
 
-def find_attack(name: str) -> Callable[[float], Attack]:
-    """A named attack."""
+def find_attack(name: str, others: Iterable[str] = ()) -> Callable[[float], Attack]:
+    """A named attack; `others`: what else the caller would have understood."""
     if name not in ATTACKS:
-        known = f"{unknown('attack in a ball', name, ATTACKS)}; the Wasserstein attack is asked for by its budgets"
-        raise ConfigError([known])
+        problem = unknown("attack in a ball", name, [*others, *ATTACKS])
+        raise ConfigError([f"{problem}; the Wasserstein attack is asked for by its budgets"])
     return ATTACKS[name]
 
 

@@ -65,7 +65,7 @@ def evaluate(
         if not isinstance(numbers, Iterable):
             raise ConfigError([f"{name} are a list of numbers, such as [{numbers}]"])
     cascades = [name for name in attacks if name in CASCADES]
-    builders = {name: find_attack(name) for name in attacks if name not in CASCADES}
+    builders = {name: find_attack(name, CASCADES) for name in attacks if name not in CASCADES}
     grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
     wrong = [f"epsilon must be finite and >= 0, not {epsilon}" for epsilon in grid if not 0 <= epsilon < math.inf]
     wrong += [f"a budget must be finite and > 0, not {budget}" for budget in spend if not 0 < budget < math.inf]
