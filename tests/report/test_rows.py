@@ -521,7 +521,7 @@ def test_a_deployed_run_is_made_again_by_its_federation() -> None:
 
 
 def outcome(errors: int, first: int = 0, seed: int = 0, **settings: Any) -> Entry:
-    """A run that errs on so many of 200 samples under the cascade at 0.2, from number `first` on, and on none clean."""
+    """A run with a number of errors on 200 samples under the cascade at 0.2, from sample `first` on, and none clean."""
     wrong = (torch.arange(200) >= first) & (torch.arange(200) < first + errors)
     cells = [AttackedError("cascade", 0.2, errors / 200, wrong=packed(wrong))]
     cells.append(AttackedError("cascade", 0.0, 0.0, wrong=packed(torch.zeros(200, dtype=torch.bool))))

@@ -17,7 +17,7 @@ def noise(count: int, seed: int = 0) -> list[float]:
 
 
 def curve(values: list[float], steps: int = 3) -> list[dict[str, Any]]:
-    """Metrics with so many equal steps an epoch."""
+    """Metrics with `steps` equal steps an epoch."""
     return [{"epoch": epoch, "value": v, "stationarity": v} for epoch, v in enumerate(values) for _ in range(steps)]
 
 

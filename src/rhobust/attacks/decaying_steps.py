@@ -30,8 +30,7 @@ class BestStep(Step):
 class DecayingSteps(Ball):
     """A ball in which step t of T has the size `peak` epsilon (1 - t / T); the answer is the best point seen.
 
-    The first steps cross the ball, the last ones are fine. On small ReLU networks, whose loss has many local maxima in
-    a ball, they find more than steps of one size, with momentum or without.
+    The first steps cross the ball, the last ones are fine.
 
     >>> from rhobust.costs import SquaredL2
     >>> problem = Problem(torch.zeros(1, 1), lambda zeta: -(zeta[:, 0] - 0.25).square(), torch.tensor(0.0), SquaredL2())

@@ -12,7 +12,7 @@ _Z = 1.959963984540054  # of a normal distribution, 97.5 % lie below
 
 
 def interval(error: float, samples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of an error on so many samples: what chance in drawing them leaves open.
+    """Wilson's 95 % interval of an error, for the chance in drawing the samples.
 
     (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 

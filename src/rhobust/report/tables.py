@@ -172,11 +172,8 @@ def differences(report: Report) -> Table | None:
         return None
     base = next((row for row in report.rows if row.method == "erm"), report.rows[0])
     sizes = [0.0, *report.shared_balls()[attack]]
-    lines = []
-    for row in report.rows:
-        found = [row.less(base, attack, size) for size in sizes]
-        if row is not base and any(found):
-            lines.append(Line(row.name, [_apart(one) for one in found], row.name))
+    found = {row.name: [row.less(base, attack, size) for size in sizes] for row in report.rows if row is not base}
+    lines = [Line(name, [_apart(one) for one in apart], name) for name, apart in found.items() if any(apart)]
     columns = ["method", *(f"{attack_name(attack)} {size:g}" if size else "clean" for size in sizes)]
     caption = f"Error less that of {base.name}, in points, paired by sample, with 95 % intervals"
     return Table(caption, columns, lines) if lines else None

@@ -22,7 +22,7 @@ def fitting(size: int, work: Callable[[int], T]) -> tuple[T, int]:
 
 
 def in_batches(count: int, size: int, work: Callable[[slice], T]) -> tuple[list[T], int]:
-    """What work gives for all of so many items, batch by batch; and the size that fits."""
+    """The results of the work on `count` items, batch by batch; and the batch size that fits."""
     found: list[T] = []
     start = 0
     while start < count:

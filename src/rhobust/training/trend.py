@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 _FEWEST = 10  # points of a curve that tell a trend
-_STEPS_A_POINT = 10  # where there are too few epochs, blocks of at least so many steps take their place
+_STEPS_A_POINT = 10  # where there are too few epochs, blocks of at least this number of steps take their place
 _WINDOW = 0.25  # share of the points that is looked at, the last ones
 _SHARE = 0.02  # of the fall since the highest point: less is no fall
 _DEVIATIONS = 2.0  # standard errors that noise does not explain
