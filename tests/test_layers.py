@@ -15,7 +15,7 @@ BLOCKED = ("numpy", "scipy", "sklearn", "safetensors", "matplotlib", "typer", "r
 LAYERS = """
     [errors checks]
     support
-    [costs regularizers gamma_rules losses memory ascent validator checked_loss objective optim method]
+    [costs regularizers gamma_rules losses memory ascent inputs validator checked_loss surrogate objective optim method]
     models data attacks charts drift
     certificates
     evaluation

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from rhobust.certificates.certify import certify
     from rhobust.evaluation.evaluate import evaluate
     from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
+    from rhobust.inputs import Perturb
     from rhobust.method import Method, methods
-    from rhobust.objective import RobustObjective, Surrogate
+    from rhobust.objective import RobustObjective
     from rhobust.optim import ProximalOptimizer
     from rhobust.regularizers import L1
     from rhobust.runs.load import load
+    from rhobust.surrogate import Surrogate
     from rhobust.training.fit import fit
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "FixedGamma",
     "Method",
     "Multiplicative",
+    "Perturb",
     "ProjectedGradient",
     "ProximalOptimizer",
     "RobustObjective",
@@ -51,10 +54,12 @@ _HOMES = {
     "evaluation.evaluate": ["evaluate"],
     "gamma_rules": ["AdamGamma", "FixedGamma", "Multiplicative", "ProjectedGradient"],
     "method": ["Method", "methods"],
-    "objective": ["RobustObjective", "Surrogate"],
+    "inputs": ["Perturb"],
+    "objective": ["RobustObjective"],
     "optim": ["ProximalOptimizer"],
     "regularizers": ["L1"],
     "runs.load": ["load"],
+    "surrogate": ["Surrogate"],
     "training.fit": ["fit"],
 }
 

@@ -22,8 +22,13 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y if y.is_floating_point() else y.long(), reduction="none")
 
 
-def check_cross_entropy(output: Tensor, y: Tensor) -> None:
+def check_cross_entropy(output: object, y: Tensor) -> None:
     """Refuse outputs that are not one for each class, and a y that is neither class numbers nor probabilities."""
+    if not isinstance(output, Tensor):
+        raise Refused(
+            f"the model returned a {type(output).__name__}, and cross-entropy wants one tensor of class scores. Pass a "
+            "loss= that picks them, such as lambda output, y: cross_entropy(output[0], y)"
+        )
     if y.is_floating_point():
         if output.ndim < 2 or y.shape != output.shape:
             raise DataError(

@@ -7,21 +7,22 @@ psi = loss(theta; zeta) + gamma (rho - c(z, zeta))                              
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem
+from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem, project
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
+from rhobust.inputs import Inputs, Perturb, attached, bound, mask_of, part_of
 from rhobust.losses import PerSampleLoss, tempered
 from rhobust.support.compiling import compilable
 from rhobust.support.probing import probing
+from rhobust.surrogate import Surrogate
 from rhobust.validator import (
     check_batch,
     check_labels,
@@ -34,37 +35,6 @@ from rhobust.validator import (
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
 # of the way leads to a target that depends on the start by the slope alone: what was remembered would be forgotten.
 _BEHIND = 3
-
-
-@dataclass(frozen=True, repr=False)
-class Surrogate:
-    """The objective on one batch, at the zeta that was found."""
-
-    value: Tensor
-    """Mean psi, a scalar ready for `.backward()`."""
-    zeta: Tensor
-    """The worst-case inputs (B, ...), detached."""
-    center: Tensor
-    """The centers of their balls, (B, ...): x, or x with noise."""
-    labels: Tensor
-    """The labels at zeta (B, ...): y itself unless flips have a finite cost."""
-    cost: Tensor
-    """c(z, zeta), (B,); its mean is rho_eff."""
-    loss: Tensor
-    """loss(theta; zeta), (B,), detached; never tempered."""
-    accuracy: Accuracy | None
-    """How far psi(zeta) is from the sup; None where the maximizer takes a fixed number of steps."""
-    gradients: int
-    """Gradients in zeta that were computed to find it."""
-
-    @property
-    def rho_eff(self) -> float:
-        """E c over the batch."""
-        return float(self.cost.mean())
-
-    def __repr__(self) -> str:
-        mean = f"value={float(self.value.detach()):.4g}, loss={float(self.loss.mean()):.4g}"
-        return f"Surrogate({mean}, rho_eff={self.rho_eff:.4g}, gradients={self.gradients})"
 
 
 class RobustObjective(nn.Module):
@@ -82,6 +52,9 @@ class RobustObjective(nn.Module):
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
     In evaluation mode, after `.eval()`, there is no noise, and of steps that take turns the deepest counts.
+    Of inputs that are a dict or a tuple, and of token numbers, `perturb` names what moves (`Perturb`): a key, an index,
+    or a submodule whose output moves. Where x, or its part that moves, has a gradient, that gradient is taken at a
+    fixed displacement: whatever computed x trains along.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -104,6 +77,7 @@ class RobustObjective(nn.Module):
         bounds: tuple[float, float] | None = None,
         noise: float = 0.0,
         temper: float = 0.0,
+        perturb: Perturb | str | int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
@@ -117,6 +91,7 @@ class RobustObjective(nn.Module):
         self.loss = loss
         self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
         self.noise, self.temper = float(noise), float(temper)
+        self.perturb = Perturb(perturb) if isinstance(perturb, str | int) else perturb
         some = next(model.parameters(), torch.zeros(()))
         precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
         self.gamma = nn.Parameter(
@@ -126,26 +101,32 @@ class RobustObjective(nn.Module):
         """The number of the next training step, for maximizers that do not do the same in each; only calls set it."""
         self._checked = CheckedLoss()
 
-    def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
+    def forward(self, x: Inputs, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate.
 
         The ascent begins `start` (B, ...) away from the centers, where one of before was left, and goes on from there;
         by default it begins anew, where its maximizer likes to. `turn` is the number of the training step; by default
         the one after the last.
         """
-        self.check(x, y)
+        model, z = bound(self.model, x, self.perturb)
+        self._check(z, y)
         if start is not None:
-            check_start(start, x)
-        return self.surrogate(self.center(x), y, start, turn)
+            check_start(start, z)
+        return self._surrogate(model, self._center(model, z), y, start, turn)
 
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
+        return self._surrogate(self.model, center, y, start, turn)
+
+    def _surrogate(
+        self, model: nn.Module, center: Tensor, y: Tensor, start: Tensor | None, turn: int | None
+    ) -> Surrogate:
         check_model(self.model)
         self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
-        labels, maximum, cost = self._solve(center, y, start, maximizer)  # Alg. 1 and 2, line 3; Alg. 3, line 5
+        labels, maximum, cost = self._solve(model, center, y, start, maximizer)  # Alg. 1, 2, line 3; Alg. 3, line 5
         self.turn += self.training
-        loss = self._losses(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
+        loss = self._losses(model(attached(center, maximum.zeta)), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -156,7 +137,7 @@ class RobustObjective(nn.Module):
         return Surrogate(
             value,
             maximum.zeta,
-            center,
+            center.detach(),
             labels,
             cost,
             loss.detach(),
@@ -164,28 +145,32 @@ class RobustObjective(nn.Module):
             maximum.gradients,
         )
 
-    def maximum(self, x: Tensor, y: Tensor) -> Maximum:
+    def maximum(self, x: Inputs, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
         check_model(self.model, training=False)
-        self.check(x, y)
-        return self._solve(x, y, None, self.maximizer)[1]
+        model, z = bound(self.model, x, self.perturb)
+        self._check(z, y)
+        return self._solve(model, z, y, None, self.maximizer)[1]
 
     def center(self, x: Tensor) -> Tensor:
         """The centers of the balls: x with noise, in the box; in evaluation mode x itself."""
+        return self._center(self.model, x)
+
+    def _center(self, model: nn.Module, z: Tensor) -> Tensor:
         if not self.noise or not self.training:
-            return x
-        return _smoothed(x, torch.rand_like(x), self.noise, self.bounds)
+            return z
+        return _smoothed(z, torch.rand_like(z), self.noise, self.bounds, mask_of(model))
 
     def _solve(
-        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+        self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
         """(labels, maximum, cost) of the inner sup."""
         if self._checked.classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
             with probing(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
-                self._losses(self.model(x), y)
-        return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(x, y, start, maximizer)
+                self._losses(model(z), y)
+        return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(model, z, y, start, maximizer)
 
-    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+    def _losses(self, output: Any, y: Tensor) -> Tensor:
         """The loss of each sample, (B,), checked."""
         return self._checked(self.loss, output, y, self.maximizer.classifies)
 
@@ -200,40 +185,47 @@ class RobustObjective(nn.Module):
         why = None if math.isfinite(self.cost.kappa) else self.maximizer.why_short_of(self.radius)
         return why and f"radius {self.radius:g} cannot be spent: {why}, or lower the radius"
 
-    def check(self, x: Tensor, y: Tensor) -> None:
+    def check(self, x: Inputs, y: Tensor) -> None:
         """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
-        check_batch(x, y, self.bounds)
+        self._check(bound(self.model, x, self.perturb)[1], y)
+
+    def _check(self, z: Tensor, y: Tensor) -> None:
+        check_batch(z, y, self.bounds)
         if self._checked.classes:
             check_labels(y, self._checked.classes)
 
-    def problem(self, x: Tensor, y: Tensor) -> Problem:
+    def problem(self, x: Inputs, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way.
 
         Its loss is psi's where the maximizer climbs psi. A margin is read from the loss as it is, and in a ball the two
         have the same maximum.
         """
+        return self._problem(*bound(self.model, x, self.perturb), y)
+
+    def _problem(self, model: nn.Module, z: Tensor, y: Tensor) -> Problem:
         climbs = self.maximizer.penalized and not self.maximizer.classifies
-        model, loss, temper = self.model, self._losses, self.temper if climbs else 0.0
-        # Alg. 3, line 4
-        return Problem(
-            x.detach(), lambda zeta: tempered(loss(model(zeta), y), temper), self.gamma.detach(), self.cost, self.bounds
-        )
+        losses, temper = self._losses, self.temper if climbs else 0.0
+
+        def loss(zeta: Tensor) -> Tensor:
+            return tempered(losses(model(zeta), y), temper)
+
+        return Problem(z.detach(), loss, self.gamma.detach(), self.cost, self.bounds, mask_of(model))  # Alg. 3, line 4
 
     def _moved(
-        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+        self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
-        problem = self.problem(x, y)
+        problem = self._problem(model, z, y)
         # The draws of a maximizer's own start advance the global generator; the model's do not.
         if start is None:
             zeta, behind = maximizer.start(problem), 0
         else:
-            zeta, behind = _begun(problem.z, start, self.bounds), _BEHIND
+            zeta, behind = _begun(problem.z, start, self.bounds, problem.mask), _BEHIND
         with probing(self.model):
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
     def _flipped(
-        self, x: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
+        self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
     ) -> tuple[Tensor, Maximum, Tensor]:
         """The sup over labels too: every label is tried, and costs kappa where it is not the sample's own."""
         if not self._checked.classes:
@@ -243,11 +235,12 @@ class RobustObjective(nn.Module):
             )
         classes = self._checked.classes
         every = torch.arange(classes, device=y.device).repeat(len(y))  # (B * C,), one sample's labels together
-        start = None if start is None else start.repeat_interleave(classes, 0)
-        every, maximum, cost = self._moved(x.repeat_interleave(classes, 0), every, start, maximizer)
-        cost = cost + self.cost.kappa * (every != y.repeat_interleave(classes)).to(cost)
+        sample = torch.arange(len(y), device=y.device).repeat_interleave(classes)
+        model, start = part_of(model, sample), None if start is None else start[sample]
+        every, maximum, cost = self._moved(model, z[sample], every, start, maximizer)
+        cost = cost + self.cost.kappa * (every != y[sample]).to(cost)
         with probing(self.model), torch.no_grad():
-            psi = tempered(self._losses(self.model(maximum.zeta), every), self.temper) - self.gamma * cost
+            psi = tempered(self._losses(model(maximum.zeta), every), self.temper) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch
@@ -272,14 +265,15 @@ class RobustObjective(nn.Module):
 
 
 @compilable
-def _smoothed(x: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float] | None) -> Tensor:
-    noisy = x + noise * (2 * draws - 1)
-    return noisy if bounds is None else noisy.clamp(*bounds)
+def _smoothed(
+    z: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float] | None, mask: Tensor | None
+) -> Tensor:
+    return project(z, z + noise * (2 * draws - 1), bounds, mask)
 
 
 @compilable
-def _begun(center: Tensor, start: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    return center + start if bounds is None else (center + start).clamp(*bounds)
+def _begun(center: Tensor, start: Tensor, bounds: tuple[float, float] | None, mask: Tensor | None) -> Tensor:
+    return project(center, center + start, bounds, mask)
 
 
 @compilable

@@ -105,7 +105,8 @@ def check_movable(x: Tensor, dtype: object) -> None:
     """Refuse inputs that are not real; `dtype` is that of what was passed."""
     if not x.is_floating_point():
         raise DataError(
-            f"x must be of floating point to be moved, not {dtype}; use x.float(), or for an array x.astype('float32')"
+            f"x must be of floating point to be moved, not {dtype}; use x.float(), or for an array "
+            "x.astype('float32'). Token numbers do not move, but embeddings do: pass perturb='NAME OF THE LAYER'"
         )
 
 
@@ -118,13 +119,16 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(f"labels run from {low} to {high}, but the model has {classes} classes (0 to {classes - 1})")
 
 
-def check_classes(y: Tensor, output: Tensor) -> None:
-    """Refuse numbers where classes are wanted: y must be class numbers or probabilities, for one output -1, 0 or 1."""
+def check_classes(y: Tensor, output: object) -> None:
+    """Refuse numbers where classes are wanted: y must be class numbers or probabilities, for one output -1, 0 or 1.
+
+    Of an output that is no tensor the loss alone knows what it means.
+    """
     if capturing(y):
         return
-    several = output.ndim == 2 and output.shape[1] > 1
+    several = not isinstance(output, Tensor) or (output.ndim == 2 and output.shape[1] > 1)
     numbers = several and not y.is_floating_point()
-    probabilities = several and y.shape == output.shape
+    probabilities = isinstance(output, Tensor) and several and y.shape == output.shape
     if not (numbers or probabilities) and not bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all()):
         raise Refused(
             "an ascent on the margin (methods spgda and spgda-margin) is for classifiers, and y does not hold classes: "
@@ -159,8 +163,8 @@ def check_output(output: object) -> None:
     """Refuse a model that answers with anything but a tensor."""
     if not isinstance(output, Tensor):
         raise Refused(
-            f"the model returned a {type(output).__name__}, and its output must be one tensor; wrap the model in one "
-            "that returns the part that the loss is for"
+            f"the model returned a {type(output).__name__}, and its output must be one tensor here; wrap the model in "
+            "one that returns the class scores, or for training pass a loss= that picks what it needs"
         )
 
 

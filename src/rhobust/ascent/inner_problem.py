@@ -36,6 +36,7 @@ class Problem:
     gamma: Tensor  # ()
     cost: Cost
     bounds: tuple[float, float] | None = None
+    mask: Tensor | None = None  # (B, ...) bool: which positions may move; None: all
 
     def at(self, zeta: Tensor) -> Point:
         """Loss and slope at zeta: one forward and one backward pass."""
@@ -47,10 +48,11 @@ class Problem:
             (slope,) = torch.autograd.grad(loss, zeta, torch.ones_like(loss), allow_unused=True)
             if slope is None:
                 raise Unmovable(_UNMOVABLE)
-        return Point(zeta.detach(), loss.detach(), slope)
+        return Point(zeta.detach(), loss.detach(), slope if self.mask is None else slope.where(self.mask, 0))
 
     def project(self, zeta: Tensor) -> Tensor:
-        return zeta if self.bounds is None else zeta.clamp(*self.bounds)
+        """zeta in the box, and at z where nothing may move."""
+        return project(self.z, zeta, self.bounds, self.mask)
 
     def room(self, zeta: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """How far zeta may go down and up in every coordinate; none without a box."""
@@ -64,6 +66,12 @@ class Problem:
     def gradient(self, point: Point) -> Tensor:
         """Gradient of psi in zeta, (B, ...)."""
         return point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
+
+
+def project(z: Tensor, zeta: Tensor, bounds: tuple[float, float] | None, mask: Tensor | None) -> Tensor:
+    """zeta in the box, where there is one, and at z where the mask, if there is one, lets nothing move."""
+    boxed = zeta if bounds is None else zeta.clamp(*bounds)
+    return boxed if mask is None else boxed.where(mask, z)
 
 
 @dataclass(frozen=True)

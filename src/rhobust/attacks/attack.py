@@ -32,6 +32,7 @@ from rhobust.attacks.decaying_steps import DecayingSteps
 from rhobust.attacks.square import random_squares
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
+from rhobust.inputs import Inputs, Perturb, bound, mask_of, part_of
 from rhobust.losses import PerSampleLoss, margin, scaled_margin, scaled_targeted_margin, targeted_margin
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
@@ -135,16 +136,18 @@ class Attacked:
 
 def attack(
     model: nn.Module,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     way: Attack,
     *,
     loss: PerSampleLoss,
     bounds: tuple[float, float] | None = None,
     restarts: int = 1,
+    perturb: Perturb | str | int | None = None,
 ) -> Attacked:
     """The worst of `restarts` runs of an attack. x itself is in the ball, so a sample the model errs on is fooled.
 
+    `perturb` names the part of x that moves, or a submodule (`Perturb`); the result's zeta is then that part's.
     A sample that is fooled is left alone from then on. The model is used in evaluation mode and left as it was found,
     and so are the global generators, which random starts are drawn from: to draw others, ask for restarts or seed them.
 
@@ -154,24 +157,27 @@ def attack(
     >>> bool((result.zeta.abs() <= 0.1).all())
     True
     """
-    check_attackable(model, x, y, way.climbs or loss, bounds)
-    fooled = errs(model, x, y)
-    rivals = None if way.toward is None else rivals_of(model, x, y)  # (B, targets)
-    zeta, discarded = x.clone(), 0
+    model, z = bound(model, x, perturb)
+    z = z.detach()
+    check_attackable(model, z, y, way.climbs or loss, bounds)
+    fooled = errs(model, z, y)
+    rivals = None if way.toward is None else rivals_of(model, z, y)  # (B, targets)
+    zeta, discarded = z.clone(), 0
     with probing(model):  # around them all: each restart goes on drawing where the last one stopped
         for target in [*range(1 if rivals is None else rivals.shape[1])] * restarts:
             right = (~fooled).nonzero()[:, 0]
             if not len(right):
                 break
             toward = None if rivals is None else rivals[right, target]
+            theirs = part_of(model, right)
             if way.queries:
-                found = _searched(model, x[right], y[right], way, bounds)
+                found = _searched(theirs, z[right], y[right], way, bounds)
             else:
-                found = _climbed(model, x[right], y[right], way, loss, toward, bounds)
-            found, outside = verified(x[right], found, way.ball, bounds)
+                found = _climbed(theirs, z[right], y[right], way, loss, toward, bounds)
+            found, outside = verified(z[right], found, way.ball, bounds, mask_of(theirs))
             discarded += outside
             zeta[right] = found  # where nothing fools the model, the last attempt is the one to show
-            fooled[right] = errs(model, found, y[right])
+            fooled[right] = errs(theirs, found, y[right])
     return Attacked(zeta, fooled, discarded)
 
 
@@ -215,9 +221,9 @@ def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple
 
     def harm(zeta: Tensor, chosen: Tensor) -> Tensor:
         with torch.no_grad():
-            return margin(model(zeta), y[chosen])
+            return margin(part_of(model, chosen)(zeta), y[chosen])
 
-    return random_squares(harm, x, way.ball.epsilon, way.queries, bounds)
+    return random_squares(harm, x, way.ball.epsilon, way.queries, bounds, mask_of(model))
 
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -226,8 +232,11 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return mistaken(model(x), y)
 
 
-def verified(x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, float] | None) -> tuple[Tensor, int]:
-    """Results outside ball (where there is one) or box put back to x, and their number."""
+def verified(
+    x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, float] | None, mask: Tensor | None = None
+) -> tuple[Tensor, int]:
+    """Results outside ball (where there is one) or box put back to x, and their number; so are those that moved where
+    the mask, if there is one, lets nothing move."""
     inside = rows(zeta).isfinite().all(1)
     if ball is not None:
         away = rows(zeta - x)
@@ -237,4 +246,6 @@ def verified(x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, fl
         inside &= size <= reach
     if bounds is not None:
         inside &= ((rows(zeta) >= bounds[0]) & (rows(zeta) <= bounds[1])).all(1)
+    if mask is not None:
+        inside &= rows((zeta == x) | mask).all(1)
     return torch.where(per_sample(inside, x), zeta, x), int((~inside).sum())

@@ -28,6 +28,7 @@ from rhobust.attacks.attack import check_attackable, errs, rivals_of, verified
 from rhobust.attacks.climb import Climbed, climb, mistaken
 from rhobust.attacks.decaying_steps import DecayingSteps
 from rhobust.costs import SquaredL2, per_sample
+from rhobust.inputs import mask_of, part_of, underlying
 from rhobust.losses import cross_entropy, margin, targeted_margin
 from rhobust.support.counting import Passes, counted_passes
 from rhobust.support.fitting import fitting, in_batches
@@ -93,13 +94,13 @@ class Cascade:
         """Draws random starts from torch's global generator, which is left as it was, as the model is."""
         _, self.batch_size = fitting(
             self.batch_size,
-            lambda size: check_attackable(self.model, self.x[:size], self.y[:size], cross_entropy, self.bounds),
+            lambda size: check_attackable(*self._some(slice(size)), cross_entropy, self.bounds),
         )
-        parts, _ = in_batches(len(self.x), self.batch_size, lambda part: errs(self.model, self.x[part], self.y[part]))
+        parts, _ = in_batches(len(self.x), self.batch_size, lambda part: errs(*self._some(part)))
         wrong = torch.cat(parts)
         self.stands[wrong] = 0
         self.stage[:, wrong] = _CLEAN
-        with probing(self.model), counted_passes(self.model) as passes:
+        with probing(self.model), counted_passes(underlying(self.model)) as passes:
             self._clock = _Clock(passes)
             for e in reversed(range(len(self.epsilons))):
                 self._untargeted(e)
@@ -118,6 +119,10 @@ class Cascade:
         """The error after each stage at epsilon number e."""
         return {name: float((self.stage[e] <= stage).double().mean()) for stage, name in enumerate(STAGES)}
 
+    def _some(self, chosen: slice | Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+        """The model for some of the samples, their inputs and their labels."""
+        return part_of(self.model, chosen), self.x[chosen], self.y[chosen]
+
     def _frontier(self, e: int) -> Tensor:
         """The samples whose largest epsilon at which they stand is number e."""
         return (self.stands == e + 1).nonzero()[:, 0]
@@ -130,10 +135,9 @@ class Cascade:
         ball = DecayingSteps(self.epsilons[e], self.norm, steps=_UNTARGETED_STEPS, peak=1.0)
 
         def ascent(part: slice) -> Climbed:
-            some = chosen[part]
-            x, y = self.x[some], self.y[some]
-            start = ball.nearest(x, self.zeta[some])  # from where it fell at the next larger epsilon
-            return climb(self.model, x, y, ball, lambda out, at: margin(out, y[at]), self.bounds, start)
+            model, x, y = self._some(chosen[part])
+            start = ball.nearest(x, self.zeta[chosen[part]])  # from where it fell at the next larger epsilon
+            return climb(model, x, y, ball, lambda out, at: margin(out, y[at]), self.bounds, start)
 
         parts, self.batch_size = in_batches(len(chosen), self.batch_size, ascent)
         self._keep(parts, chosen, e, ball, _UNTARGETED)
@@ -142,9 +146,7 @@ class Cascade:
         chosen = self._frontier(e)
         if not len(chosen):
             return
-        parts, _ = in_batches(
-            len(chosen), self.batch_size, lambda part: self._rivals(self.x[chosen[part]], self.y[chosen[part]])
-        )
+        parts, _ = in_batches(len(chosen), self.batch_size, lambda part: _rivals(*self._some(chosen[part])))
         rivals, behind = (torch.cat(column) for column in zip(*parts, strict=True))
         left = torch.full_like(behind, math.inf)  # of the way to each rival
         self._screen(chosen, e, rivals, behind, left)
@@ -157,33 +159,26 @@ class Cascade:
             if idle == self.restarts:
                 break
 
-    def _rivals(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The other classes and how far each is behind at x, below 0, (B, targets) both."""
-        with torch.no_grad():
-            output = self.model(x)
-        rivals = rivals_of(self.model, x, y)
-        behind = output.gather(1, rivals) - output.gather(1, y.long()[:, None])
-        return rivals, behind.clamp_max(-torch.finfo(output.dtype).tiny)
-
     def _screen(self, chosen: Tensor, e: int, rivals: Tensor, behind: Tensor, left: Tensor) -> None:
         """One step across the ball toward every rival: one forward pass serves all their slopes."""
         self._tell(_TARGETED, e, self._unsettled(e))
         ball = Ball(self.epsilons[e], self.norm, random_start=True)
 
         def ascents(part: slice) -> list[Climbed]:
-            x, y = self.x[chosen[part]], self.y[chosen[part]]
-
-            problem = Problem(x, lambda zeta: zeta, torch.zeros((), device=x.device), SquaredL2(), self.bounds)
+            model, x, y = self._some(chosen[part])
+            mask = mask_of(model)
+            problem = Problem(x, lambda zeta: zeta, torch.zeros((), device=x.device), SquaredL2(), self.bounds, mask)
             with torch.enable_grad():
                 start = ball.start(problem).requires_grad_(True)
-                output = self.model(start)
+                output = model(start)
                 heights = [targeted_margin(output, y, rival) for rival in rivals[part].T]
                 slopes = [torch.autograd.grad(one.sum(), start, retain_graph=True)[0] for one in heights]
             found = []
             for rival, slope in zip(rivals[part].T, slopes, strict=True):
+                slope = slope if mask is None else slope.where(mask, 0)
                 zeta = ball.stepped(problem, Point(start.detach(), slope, slope), 2 * ball.epsilon)
                 with torch.no_grad():
-                    output = self.model(zeta)
+                    output = model(zeta)
                 found.append(Climbed(zeta, mistaken(output, y), targeted_margin(output, y, rival)))
             return found
 
@@ -206,9 +201,9 @@ class Cascade:
             target = rivals[here, rival]
 
             def ascent(part: slice, here: Tensor = here, target: Tensor = target) -> Climbed:
-                some, aim = chosen[here[part]], target[part]
-                x, y = self.x[some], self.y[some]
-                return climb(self.model, x, y, ball, lambda out, at: targeted_margin(out, y[at], aim[at]), self.bounds)
+                model, x, y = self._some(chosen[here[part]])
+                aim = target[part]
+                return climb(model, x, y, ball, lambda out, at: targeted_margin(out, y[at], aim[at]), self.bounds)
 
             parts, self.batch_size = in_batches(len(here), self.batch_size, ascent)
             reached = self._keep(parts, chosen[here], e, ball, round_.stage) / behind[here, rival]
@@ -221,9 +216,10 @@ class Cascade:
         erred &= self.stands[chosen] > e
         fallen, zeta = chosen[erred], zeta[erred]
         if len(fallen):
-            zeta, outside = verified(self.x[fallen], zeta, ball, self.bounds)
+            model, x, y = self._some(fallen)
+            zeta, outside = verified(x, zeta, ball, self.bounds, mask_of(model))
             self.discarded[e] += outside
-            sure = errs(self.model, zeta, self.y[fallen])
+            sure = errs(model, zeta, y)
             fallen = fallen[sure]
             self.zeta[fallen] = zeta[sure]
             for larger in range(e, len(self.epsilons)):  # it fell at this epsilon and wherever it stood above it
@@ -239,6 +235,15 @@ class Cascade:
         standing = int((self.stands > e).sum())
         where = f"{STAGES[stage]} at epsilon {self.epsilons[e]:g}"
         self.told(f"{where}, {standing} of {len(self.x)} samples stand{self._clock.left(unsettled)}")
+
+
+def _rivals(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The other classes and how far each is behind at x, below 0, (B, targets) both."""
+    with torch.no_grad():
+        output = model(x)
+    rivals = rivals_of(model, x, y)
+    behind = output.gather(1, rivals) - output.gather(1, y.long()[:, None])
+    return rivals, behind.clamp_max(-torch.finfo(output.dtype).tiny)
 
 
 class _Clock:

@@ -15,6 +15,7 @@ from rhobust.ascent.maximizer import Step
 from rhobust.ascent.steps import Ball
 from rhobust.attacks.decaying_steps import BestStep
 from rhobust.costs import SquaredL2, per_sample
+from rhobust.inputs import mask_of, part_of
 from rhobust.validator import check_countable
 
 Height = Callable[[Tensor, Tensor], Tensor]
@@ -44,16 +45,17 @@ def climb(
     The pass that climbs also judges. The model is used as it is: see `probing`.
     """
     left = torch.arange(len(x), device=x.device)
+    theirs = model  # the model for the samples that are left
     wrong = torch.zeros(0, dtype=torch.bool)
 
     def judged(zeta: Tensor) -> Tensor:
         nonlocal wrong
-        output = model(zeta)
+        output = theirs(zeta)
         wrong = mistaken(output.detach(), y[left])
         return height(output, left)
 
     def problem() -> Problem:
-        return Problem(x[left], judged, torch.zeros((), device=x.device), SquaredL2(), bounds)
+        return Problem(x[left], judged, torch.zeros((), device=x.device), SquaredL2(), bounds, mask_of(theirs))
 
     zeta = (ball.start(problem()) if start is None else start).clone()
     erred, best = torch.zeros(len(x), dtype=torch.bool, device=x.device), x.new_full((len(x),), -math.inf)
@@ -69,7 +71,7 @@ def climb(
         going = (~wrong).nonzero()[:, 0]  # the one thing that a step reads back from the device
         if not len(going):
             break
-        left, step = left[going], _of(step, going)
+        left, theirs, step = left[going], part_of(theirs, going), _of(step, going)
     return Climbed(zeta, erred, best)
 
 

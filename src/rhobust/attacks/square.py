@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rhobust.ascent.inner_problem import project
 from rhobust.costs import per_sample
 
 # The share of an image that one square covers, halved whenever this part of the queries is spent: coarse, then fine.
@@ -21,6 +22,7 @@ def random_squares(
     epsilon: float,
     queries: int,
     bounds: tuple[float, float] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """zeta with ||zeta - x||_inf <= epsilon that does the most harm found in so many queries of each sample.
 
@@ -33,8 +35,8 @@ def random_squares(
     images = x.reshape(len(x), *_as_image(x.shape[1:]))  # (B, C, H, W)
 
     def moved(chosen: Tensor, away: Tensor) -> Tensor:
-        zeta = images[chosen] + away
-        return (zeta if bounds is None else zeta.clamp(*bounds)).reshape(-1, *x.shape[1:])
+        zeta = (images[chosen] + away).reshape(-1, *x.shape[1:])
+        return project(x[chosen], zeta, bounds, None if mask is None else mask[chosen])
 
     _, channels, height, width = images.shape
     everyone = torch.arange(len(x), device=x.device)

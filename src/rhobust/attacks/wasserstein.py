@@ -14,7 +14,9 @@ from rhobust.ascent.multistart import AscentSup
 from rhobust.ascent.steps import Identity
 from rhobust.attacks.attack import errs, verified
 from rhobust.checks import check_count, check_size
+from rhobust.costs import SquaredL2
 from rhobust.errors import Refused
+from rhobust.inputs import mask_of, part_of
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
@@ -54,33 +56,34 @@ def wasserstein(
     check_size("gamma" if gamma is not None else "budget", given)
     check_count("batch_size", batch_size)
 
-    objective = RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds)
-    sup = AscentSup(None, objective.cost, max_steps, None)  # from margin steps too: they move confident samples
-
-    def batched(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return torch.cat(
-            [function(*parts) for parts in zip(*(torch.split(t, batch_size) for t in tensors), strict=True)]
-        )
+    sup = AscentSup(None, SquaredL2(), max_steps, None)  # from margin steps too: they move confident samples
+    parts = [slice(start, start + batch_size) for start in range(0, max(len(x), 1), batch_size)]
+    models = [part_of(model, part) for part in parts]
+    objectives = [RobustObjective(one, loss, radius=0.0, maximizer=Identity(), bounds=bounds) for one in models]
 
     def at(price: float) -> Tensor:
-        def solved(x: Tensor, y: Tensor) -> Tensor:
-            problem = replace(objective.problem(x, y), gamma=torch.tensor(price).to(x))
-            return sup.solve(problem, y, [])[0]
-
+        found = []
         with probing(model):
-            return batched(solved, x, y)
+            for objective, part in zip(objectives, parts, strict=True):
+                problem = replace(objective.problem(x[part], y[part]), gamma=torch.tensor(price).to(x))
+                found.append(sup.solve(problem, y[part], [])[0])
+        return torch.cat(found)
 
     def spent(zeta: Tensor) -> float:
-        return float(objective.cost(x, zeta).mean())
+        return float(SquaredL2()(x, zeta).mean())
+
+    def batched(function: Callable[..., Tensor], zeta: Tensor) -> Tensor:
+        return torch.cat([function(one, zeta[part], y[part]) for one, part in zip(models, parts, strict=True)])
 
     def harm(zeta: Tensor) -> float:
         with torch.no_grad(), probing(model):
-            return float(batched(lambda zeta, y: loss(model(zeta), y), zeta, y).mean())
+            return float(batched(lambda one, zeta, y: loss(one(zeta), y), zeta).mean())
 
-    batched(lambda x, y: objective.maximum(x, y).zeta, x, y)  # refuses what breaks the theory, before any work
+    for objective, part in zip(objectives, parts, strict=True):
+        objective.maximum(x[part], y[part])  # refuses what breaks the theory, before any work
     zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm, bounds)
-    zeta, discarded = verified(x, zeta, None, bounds)  # back to x costs nothing, so the budget holds all the more
-    fooled = batched(lambda zeta, x, y: errs(model, zeta, y) | errs(model, x, y), zeta, x, y)
+    zeta, discarded = verified(x, zeta, None, bounds, mask_of(model))  # back to x costs nothing: the budget holds
+    fooled = batched(errs, zeta) | batched(errs, x)
     return Transported(zeta, fooled, spent(zeta), price, discarded)
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from rhobust.ascent.multistart import AscentSup
 from rhobust.ascent.steps import Identity
 from rhobust.certificates.certificate import Certificate
-from rhobust.certificates.dual import Dual
+from rhobust.certificates.dual import Dual, Part
 from rhobust.certificates.exact import LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.certificates.starting_points import StartingPoints
 from rhobust.checks import check_count, check_size, is_number
 from rhobust.costs import Cost, SquaredL2
-from rhobust.data.samples import Samples, samples_of
+from rhobust.data.samples import Samples, moving_samples
 from rhobust.errors import ConfigError, Refused
+from rhobust.inputs import Perturb, part_of
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
@@ -63,11 +62,13 @@ def certify(
     accuracy: float | None = None,
     max_steps: int | None = None,
     batch_size: int = 1024,
+    perturb: Perturb | str | int | None = None,
     done: Callable[[str], None] | None = None,
 ) -> list[Certificate]:
     """A certificate for every radius, in the order given. The model is used in evaluation mode and left as it was.
 
-    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is.
+    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is. Of an x that is a dict or a tuple,
+    or holds token numbers, `perturb` names what moves (`Perturb`), and certificates are about that.
 
     The inner sup is
     - exact, so the bound is proved and tight, for a linear model without a box whose loss sees one direction only:
@@ -90,6 +91,7 @@ def certify(
 
     One copy of the samples is kept for each gamma in use, about two for each radius: certify a subset if that is much.
 
+    >>> import torch
     >>> model, squared = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double(), nn.MSELoss(reduction="none")
     >>> x, y = torch.rand(9, 2).double(), torch.rand(9).double()
     >>> (found,) = certify(model, (x, y), loss=squared, radii=[0.1])
@@ -97,28 +99,34 @@ def certify(
     >>> abs(found.bound - exact.item()) < 1e-8, found.gap < 1e-8, found.status
     (True, True, 'proved')
     """
-    samples = samples_of(data, model)
+    model, samples = moving_samples(data, model, perturb)
     cost = cost or SquaredL2()
     _check_request(radii, cost, curvature)
     check_batch(samples.x, samples.y)
     check_count("batch_size", batch_size)
     check_size("accuracy", 1.0 if accuracy is None else accuracy, infinite=True)
-    objective = RobustObjective(model, loss, radius=0.0, cost=cost, maximizer=Identity(), bounds=bounds)
-    parts = list(zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True))
-    for x, y in parts:
-        objective.maximum(x, y)  # refuses a model, loss, label or value that breaks the theory, before any work
+    parts = []
+    for start in range(0, len(samples), batch_size):
+        chosen = slice(start, start + batch_size)
+        of_part, part = part_of(model, chosen), samples[chosen]
+        objective = RobustObjective(of_part, loss, radius=0.0, cost=cost, maximizer=Identity(), bounds=bounds)
+        objective.maximum(part.x, part.y)  # refuses what breaks the theory, before any work
+        parts.append(Part(of_part, objective.problem(part.x, part.y), part.y))
     doubted = doubt(model, loss, samples.x.device)
     exact, ascent = _sups(model, loss, samples, cost, curvature, max_steps, accuracy, trusted=doubted is None)
     positive = sorted({float(radius) for radius in radii if radius > 0})
     with probing(model):
-        problems = [(objective.problem(x, y), y) for x, y in parts]
         dual: Dual | None = None
         if exact and (bounds is None or math.isfinite(ascent.proof)):
-            anywhere = [(replace(problem, bounds=None), y) for problem, y in problems]
-            dual = Dual(model, anywhere, exact, accuracy or exact.accuracy)
+            anywhere = [replace(part, problem=replace(part.problem, bounds=None)) for part in parts]
+            dual = Dual(anywhere, exact, accuracy or exact.accuracy)
         if dual is None or bounds is not None:
-            starting = partial(StartingPoints, model, classifies=objective.classifies, radii=positive)
-            dual = Dual(model, problems, ascent, accuracy or ascent.accuracy, doubted, starting, unboxed=dual)
+            classifies = objective.classifies
+
+            def starting(part: Part) -> StartingPoints:
+                return StartingPoints(part.model, part.problem, part.y, classifies, positive)
+
+            dual = Dual(parts, ascent, accuracy or ascent.accuracy, doubted, starting, unboxed=dual)
         for radius in positive:
             dual.refine(radius, keep=radii)
             if done:

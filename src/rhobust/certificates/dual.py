@@ -29,6 +29,7 @@ from rhobust.certificates.exact import LinearSup
 from rhobust.certificates.starting_points import StartingPoints
 from rhobust.costs import rows
 from rhobust.errors import DataError
+from rhobust.validator import check_output
 
 # Where a gamma above L / mu is wanted and none is given: near enough to matter, far enough to converge.
 _ABOVE = 1.01
@@ -37,6 +38,15 @@ _SLACK_ULPS = 64
 _UNKNOWN = "no bound on the curvature of this loss of this model in its input is known"
 # A mixture's weight is rounded down by this much, so that the budget holds in floating point too.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch of the samples: the model for it, its inner problem, and its labels."""
+
+    model: nn.Module
+    problem: Problem
+    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,21 +92,20 @@ class Dual:
 
     def __init__(
         self,
-        model: nn.Module,
-        problems: Sequence[tuple[Problem, Tensor]],
+        parts: Sequence[Part],
         sup: LinearSup | AscentSup,
         accuracy: float,
         doubted: str | None = None,
-        starting: Callable[[Problem, Tensor], StartingPoints] | None = None,
+        starting: Callable[[Part], StartingPoints] | None = None,
         unboxed: Dual | None = None,
     ) -> None:
-        self.problems, self.sup, self.accuracy = problems, sup, accuracy
+        self.parts, self.sup, self.accuracy = parts, sup, accuracy
         self.doubted, self.starting, self.unboxed = doubted, starting, unboxed
         self._starts: dict[int, StartingPoints] = {}
         with torch.no_grad():  # a loss is the difference of numbers as large as the outputs
-            self._scales = [rows(model(problem.z)).abs().amax(1).cpu().double() for problem, _ in problems]
-        z = torch.cat([problem.z for problem, _ in problems])
-        clean = torch.cat([loss_at(problem, problem.z) for problem, _ in problems])
+            self._scales = [_size(part.model(part.problem.z)) for part in parts]
+        z = torch.cat([part.problem.z for part in parts])
+        clean = torch.cat([loss_at(part.problem, part.problem.z) for part in parts])
         if not clean.isfinite().all():
             raise DataError(f"the loss is not finite at sample {int((~clean.isfinite()).nonzero()[0])}: no certificate")
         self.columns = [Column(math.inf, 0.0, float(clean.mean()), math.inf, z)]  # where transport is too dear
@@ -148,7 +157,7 @@ class Dual:
         if self.unboxed:
             self.unboxed.refine(rho, keep)
         if isinstance(self.sup, LinearSup) and self.sup.squared:
-            ends = [self.sup.spread(problem, y, rho) for problem, y in self.problems]
+            ends = [self.sup.spread(part.problem, part.y, rho) for part in self.parts]
             parts = [self._valued(number, zeta) for number, zeta in enumerate(ends)]
             self.spread.append(_column(math.inf, [(*part, torch.full_like(part[1], math.inf)) for part in parts]))
         for _ in range(self.sup.searches):
@@ -202,7 +211,8 @@ class Dual:
 
     def _guess(self, rho: float) -> float:
         """The gamma at which a loss linear from z on would spend rho, above the sup's floor: exact for a regression."""
-        slopes = torch.cat([p.cost.dual_norm(p.at(p.z).slope).cpu().double() for p, _ in self.problems])
+        problems = [part.problem for part in self.parts]
+        slopes = torch.cat([p.cost.dual_norm(p.at(p.z).slope).cpu().double() for p in problems])
         proof = self.sup.proof if math.isfinite(self.sup.proof) else 0.0
         return proof + (float(slopes.square().mean() / (4 * rho)) ** 0.5 or 1.0)
 
@@ -211,25 +221,32 @@ class Dual:
         ready = sorted((c for c in self.columns[1:] if c.zeta is not None), key=lambda column: column.gamma)
         beside = [c for c in ready if c.gamma < gamma][-1:] + [c for c in ready if c.gamma > gamma][:1]
         parts, start = [], 0
-        for number, (problem, y) in enumerate(self.problems):
-            part, start = slice(start, start + len(problem.z)), start + len(problem.z)
-            priced = replace(problem, gamma=torch.tensor(gamma, dtype=torch.float64, device=problem.z.device))
-            starts = [c.zeta[part] for c in beside if c.zeta is not None]
+        for number, part in enumerate(self.parts):
+            z = part.problem.z
+            here, start = slice(start, start + len(z)), start + len(z)
+            priced = replace(part.problem, gamma=torch.tensor(gamma, dtype=torch.float64, device=z.device))
+            starts = [c.zeta[here] for c in beside if c.zeta is not None]
             if self.starting and not gamma > self.sup.proof:
                 if number not in self._starts:
-                    self._starts[number] = self.starting(problem, y)
+                    self._starts[number] = self.starting(part)
                 starts.append(self._starts[number].best(gamma))
-            zeta, upper = self.sup.solve(priced, y, starts)
+            zeta, upper = self.sup.solve(priced, part.y, starts)
             parts.append((*self._valued(number, zeta), upper))
         self.columns.append(_column(gamma, parts))
 
     def _valued(self, number: int, zeta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(zeta, cost, loss, rounding): what rounds is of the size of the outputs, and of zeta along the slope."""
-        problem = self.problems[number][0]
+        problem = self.parts[number].problem
         point = problem.at(zeta)
         loss = point.loss.cpu().double()
         scale = loss.abs() + self._scales[number] + rows(point.slope * zeta).abs().sum(1).cpu().double()
         return zeta, cost_at(problem, zeta), loss, _SLACK_ULPS * torch.finfo(zeta.dtype).eps * scale
+
+
+def _size(output: Tensor) -> Tensor:
+    """The largest output of each sample, (B,)."""
+    check_output(output)
+    return rows(output).abs().amax(1).cpu().double()
 
 
 def _column(gamma: float, parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]) -> Column:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rhobust.checks import count_problem
-from rhobust.data.samples import Samples, tensor_of
+from rhobust.data.samples import Samples, inputs_of, tensor_of
 from rhobust.errors import DataError
+from rhobust.inputs import Inputs, each, leaves
 from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's
@@ -22,7 +23,7 @@ _BATCH_SIZE = 128  # the paper's
 class Batch(NamedTuple):
     """Some samples, and which of all they are where all are in memory."""
 
-    x: Tensor
+    x: Any  # a tensor, or inputs of which a part moves
     y: Tensor
     at: Tensor | None = None
 
@@ -38,7 +39,7 @@ class Batches(ABC):
         """Batches in an epoch; none where only the end of the stream tells."""
 
     def whole(self) -> Samples | None:
-        """All the data, where they are in memory."""
+        """All the data, where they are in memory and x is one tensor that moves."""
         return None
 
     @abstractmethod
@@ -67,6 +68,23 @@ class SampleBatches(Batches):
             yield Batch(self.samples.x[chosen], self.samples.y[chosen], chosen)
 
 
+class InputBatches(Batches):
+    """Inputs in memory of which only a part moves, shuffled in the same way."""
+
+    def __init__(self, x: Inputs, y: Tensor, batch_size: int, seed: int, device: torch.device) -> None:
+        self.x, self.y = each(x, lambda part: part.to(device)), y.to(device)
+        self.batch_size, self.seed = batch_size, seed
+        self.full = min(batch_size, len(y))
+
+    def steps(self) -> int:
+        return -(-len(self.y) // self.batch_size)
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        order = _order(len(self.y), self.seed, number).to(self.y.device)
+        for chosen in torch.split(order, self.batch_size)[skip:]:
+            yield Batch(each(self.x, lambda part, chosen=chosen: part[chosen]), self.y[chosen])  # type: ignore[misc]
+
+
 class DatasetBatches(Batches):
     """A map-style `Dataset`, fetched item by item; only one batch is ever in memory."""
 
@@ -77,13 +95,14 @@ class DatasetBatches(Batches):
         seed: int,
         device: torch.device,
         precision: torch.dtype = torch.float32,
+        partial: bool = False,
     ) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
                 f"{type(dataset).__name__} has no length and no items; wrap an iterable dataset in a DataLoader"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
-        self.device, self.precision = device, precision
+        self.device, self.precision, self.partial = device, precision, partial
         if len(self.dataset) == 0:
             raise DataError("the data set is empty: nothing to learn from")
         self.full = min(batch_size, len(self.dataset))
@@ -95,14 +114,20 @@ class DatasetBatches(Batches):
         order = _order(len(self.dataset), self.seed, number)
         for chosen in torch.split(order, self.batch_size)[skip:]:
             items = default_collate([self.dataset[i] for i in chosen.tolist()])
-            yield _batch(items, "Dataset", self.device, self.precision)
+            yield _batch(items, "Dataset", self.device, self.precision, self.partial)
 
 
 class LoaderBatches(Batches):
     """The user's own `DataLoader`, streamed as it comes; its order, and so its repeatability, are the user's."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, precision: torch.dtype = torch.float32) -> None:
-        self.loader, self.device, self.precision = loader, device, precision
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+        partial: bool = False,
+    ) -> None:
+        self.loader, self.device, self.precision, self.partial = loader, device, precision, partial
 
     def steps(self) -> int | None:
         try:
@@ -114,7 +139,7 @@ class LoaderBatches(Batches):
         index = -1
         for index, batch in enumerate(self.loader):
             if index >= skip:
-                yield _batch(batch, "DataLoader", self.device, self.precision)
+                yield _batch(batch, "DataLoader", self.device, self.precision, self.partial)
         if index < 0:
             raise DataError(
                 f"the DataLoader gives no batch in epoch {number}: nothing to learn from. With drop_last=True it drops "
@@ -122,12 +147,12 @@ class LoaderBatches(Batches):
             )
 
 
-def _batch(pair: object, source: str, device: torch.device, precision: torch.dtype) -> Batch:
+def _batch(pair: object, source: str, device: torch.device, precision: torch.dtype, partial: bool) -> Batch:
     """What a source of the user's gave, where the model is and in its precision."""
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise DataError(f"the {source} must give pairs (x, y), not {_kind(pair)}")
-    x, y = (tensor_of(part, precision).to(device) for part in pair)
-    return Batch(x, y)
+    x = inputs_of(pair[0], precision) if partial else tensor_of(pair[0], precision)
+    return Batch(each(x, lambda part: part.to(device)), tensor_of(pair[1], precision).to(device))
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
@@ -140,21 +165,27 @@ def batches_of(
     seed: int,
     device: torch.device,
     precision: torch.dtype = torch.float32,
+    partial: bool = False,
 ) -> Batches:
-    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`, in this precision."""
+    """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`, in this precision.
+
+    Where x moves only in part (`partial`) it may be a dict or a tuple of tensors, and need not be of floating point.
+    """
     if isinstance(data, DataLoader):
         if batch_size is not None:
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
-        return LoaderBatches(data, device, precision)
+        return LoaderBatches(data, device, precision, partial)
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
     if problem := count_problem("batch_size", batch_size):
         raise DataError(problem)
     batch_size = int(batch_size)  # of NumPy's, too
     if isinstance(data, Dataset):
-        return DatasetBatches(data, batch_size, seed, device, precision)
+        return DatasetBatches(data, batch_size, seed, device, precision, partial)
     if isinstance(data, Samples):
         data = data.x, data.y
     if isinstance(data, tuple | list) and len(data) == 2:
+        if partial:
+            return _of_inputs(data[0], data[1], batch_size, seed, device, precision)
         x, y = (tensor_of(part, precision) for part in data)
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
@@ -163,6 +194,16 @@ def batches_of(
     raise DataError(
         f"data must be (x, y), a Dataset or a DataLoader (which takes a list of pairs, too), not {_kind(data)}"
     )
+
+
+def _of_inputs(
+    x: object, y: object, batch_size: int, seed: int, device: torch.device, precision: torch.dtype
+) -> Batches:
+    inputs, labels = inputs_of(x, precision), tensor_of(y, precision)
+    sizes = {len(part) if part.ndim else 0 for part in (*leaves(inputs), labels)}
+    if len(sizes) > 1 or sizes == {0}:
+        raise DataError(f"x and y must have the same number of samples, and one at least, not {sorted(sizes)}")
+    return InputBatches(inputs, labels, batch_size, seed, device)
 
 
 def _kind(data: object) -> str:

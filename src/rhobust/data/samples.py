@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rhobust.errors import DataError
+from rhobust.inputs import Inputs, Perturb, as_inputs, bound
 
 PIXELS = (-1.0, 1.0)
 """The bounds of pixels."""
@@ -48,10 +50,35 @@ def samples_of(data: object, model: nn.Module) -> Samples:
     """Samples, or a pair (x, y) of tensors or arrays as such, in the model's precision."""
     if isinstance(data, Samples):
         return data
+    some = next(model.parameters(), torch.zeros(()))
+    return Samples(*(tensor_of(part, some.dtype) for part in _pair(data)))
+
+
+def _pair(data: object) -> tuple[object, object]:
+    if isinstance(data, Samples):
+        return data.x, data.y
     if not (isinstance(data, tuple | list) and len(data) == 2):
         raise DataError(f"samples are a pair (x, y) of tensors or arrays, not a {type(data).__name__}")
+    return data[0], data[1]
+
+
+def moving_samples(data: object, model: nn.Module, perturb: Perturb | str | int | None) -> tuple[nn.Module, Samples]:
+    """The model as a function of the part of x that moves, and samples of that part (`inputs.bound`)."""
+    if perturb is None:
+        return model, samples_of(data, model)
+    x, y = _pair(data)
     some = next(model.parameters(), torch.zeros(()))
-    return Samples(*(tensor_of(part, some.dtype) for part in data))
+    of_z, z = bound(model, inputs_of(x, some.dtype), perturb)
+    return of_z, Samples(z.detach(), tensor_of(y, some.dtype))
+
+
+def inputs_of(x: object, precision: torch.dtype) -> Inputs:
+    """One tensor, or a dict or a tuple of tensors, each as `tensor_of` has it."""
+    if isinstance(x, Mapping):
+        return as_inputs({key: tensor_of(part, precision) for key, part in x.items()})
+    if isinstance(x, tuple | list):
+        return as_inputs(tuple(tensor_of(part, precision) for part in x))
+    return tensor_of(x, precision)
 
 
 def tensor_of(part: object, precision: torch.dtype) -> Tensor:
@@ -61,6 +88,8 @@ def tensor_of(part: object, precision: torch.dtype) -> Tensor:
     """
     if isinstance(part, Tensor):
         return part.to(precision) if {part.dtype, precision} <= _FULL else part
+    if isinstance(part, Mapping):
+        raise DataError(f"a dict (with {', '.join(map(str, part))}) is no tensor; of inputs, perturb= names what moves")
     array = np.asarray(part)
     if array.dtype.kind == "f":
         return torch.from_numpy(np.ascontiguousarray(array)).to(precision)

@@ -15,11 +15,12 @@ from rhobust.attacks.attack import Attack, Attacked, attack, errs, find_attack, 
 from rhobust.attacks.cascade import CASCADES, Cascade
 from rhobust.attacks.wasserstein import Transported, wasserstein
 from rhobust.checks import count_problem
-from rhobust.data.samples import Samples, samples_of
+from rhobust.data.samples import Samples, moving_samples
 from rhobust.errors import ConfigError, DataError
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError, Evaluation
 from rhobust.evaluation.intervals import packed
 from rhobust.evaluation.trust import CHECKS, examine, falling, learned, outside
+from rhobust.inputs import Perturb, part_of
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.support.counting import counted_passes
 from rhobust.support.fitting import fitting, in_batches
@@ -44,12 +45,15 @@ def evaluate(
     seed: int = 0,
     checks: bool = True,
     keep: bool = False,
+    perturb: Perturb | str | int | None = None,
     done: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Clean error, the error under each attack at each epsilon, and under a Wasserstein attack of each budget.
 
-    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is. `attacks` are `cascade` or
-    `cascade-l2`, a series of attacks (`Cascade`), and names of `ATTACKS`, each of which attacks all samples alone.
+    `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is. Of an x that is a dict or a tuple,
+    or holds token numbers, `perturb` names what moves (`Perturb`); epsilons are then in the units of that. `attacks`
+    are `cascade` or `cascade-l2`, a series of attacks (`Cascade`), and names of `ATTACKS`, each of which attacks all
+    samples alone.
 
     At epsilon = 0 every ball is the sample itself, so the error is the clean one. Besides each attack by name, the
     worst of all that share a norm is reported: a sample counts if any of them fools the model at this epsilon or a
@@ -58,7 +62,6 @@ def evaluate(
     `trust`. With `keep` the result holds the attacked inputs. Batches are as large as the device likes; one that does
     not fit into memory is halved.
     """
-    samples = samples_of(data, model)
     if isinstance(attacks, str):
         raise ConfigError([f"attacks are a list of names, such as ['{attacks}']"])
     for name, numbers in (("epsilons", epsilons), ("budgets", budgets)):
@@ -75,11 +78,13 @@ def evaluate(
     wrong += [problem for count in counts.items() if (problem := count_problem(*count))]
     if wrong:
         raise ConfigError(wrong)
+    whole = model
+    model, samples = moving_samples(data, whole, perturb)
     if not len(samples):
         raise DataError("there are no samples to evaluate on")
 
     devices = [samples.x.device] if samples.x.is_cuda else []
-    with torch.random.fork_rng(devices=devices), counted_passes(model) as passes:
+    with torch.random.fork_rng(devices=devices), counted_passes(whole) as passes:
         size = batch_size or (_GPU_BATCH if samples.x.is_cuda else _CPU_BATCH)
         attacker = BatchedAttacks(model, loss, bounds, restarts, seed, size)
         clean = attacker.run(samples, [None])[0].fooled  # (N,)
@@ -139,7 +144,7 @@ class BatchedAttacks:
         """What each way does to the samples; None is no attack."""
 
         def attacked(part: slice) -> list[Attacked]:
-            return [self._attacked(samples[part], way) for way in ways]
+            return [self._attacked(part_of(self.model, part), samples[part], way) for way in ways]
 
         parts, _ = in_batches(len(samples), self.batch_size, attacked)
         return [_joined(of_way) for of_way in zip(*parts, strict=True)]
@@ -166,11 +171,11 @@ class BatchedAttacks:
         attacked = partial(wasserstein, self.model, samples.x, samples.y, loss=self.loss, bounds=self.bounds)
         return fitting(self.batch_size, lambda size: attacked(budget=budget, batch_size=size))[0]
 
-    def _attacked(self, part: Samples, way: Attack | None) -> Attacked:
+    def _attacked(self, model: nn.Module, part: Samples, way: Attack | None) -> Attacked:
         if way is None:
-            return Attacked(part.x, errs(self.model, part.x, part.y), 0)
+            return Attacked(part.x, errs(model, part.x, part.y), 0)
         torch.manual_seed(self.seed)  # each cell on its own, whatever was asked beside it
-        return attack(self.model, part.x, part.y, way, loss=self.loss, bounds=self.bounds, restarts=self.restarts)
+        return attack(model, part.x, part.y, way, loss=self.loss, bounds=self.bounds, restarts=self.restarts)
 
 
 def _joined(parts: Sequence[Attacked]) -> Attacked:

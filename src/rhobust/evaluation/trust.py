@@ -28,6 +28,7 @@ from rhobust.attacks.attack import ATTACKS, attack, errs
 from rhobust.costs import rows
 from rhobust.data.samples import Samples
 from rhobust.errors import Unmovable
+from rhobust.inputs import part_of
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
@@ -73,15 +74,15 @@ def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag],
 
 def learned_nothing(model: nn.Module, samples: Samples, batch_size: int, cause: str) -> str | None:
     """Why a model that was trained is of no use, if so, judged on some of the samples."""
-    some = _spread(samples, _JUDGED)
+    some = samples[_spread(samples, _JUDGED)]
     parts = zip(torch.split(some.x, batch_size), torch.split(some.y, batch_size), strict=True)
     flags, _ = learned(torch.cat([errs(model, x, y) for x, y in parts]), some.y, cause)
     return flags[0].message if flags else None
 
 
-def _spread(samples: Samples, most: int) -> Samples:
-    """Some of the samples, from all over the data, which may be sorted by class."""
-    return samples[torch.linspace(0, len(samples) - 1, min(most, len(samples))).long().to(samples.x.device)]
+def _spread(samples: Samples, most: int) -> Tensor:
+    """The numbers of some of the samples, from all over the data, which may be sorted by class."""
+    return torch.linspace(0, len(samples) - 1, min(most, len(samples))).long().to(samples.x.device)
 
 
 def falling(name: str, grid: Sequence[float], fooled: Tensor) -> Flag | None:
@@ -116,23 +117,23 @@ def examine(
     Without a radius only the slope is looked at, and that where the model is right. Draws from torch's global
     generator.
     """
-    some = _spread(samples, _PROBES)
+    chosen = _spread(samples, _PROBES)
+    model, some = part_of(model, chosen), samples[chosen]
     right = ~errs(model, some.x, some.y)
     flags, made = [], set()
     if right.any():
         made.add("gradients")
         try:
-            flags.append(_slope(model, some[right], loss))
+            flags.append(_slope(part_of(model, right), some[right], loss))
         except Unmovable:
             return [Flag("gradients", "the loss has no gradient in the inputs: only 'square' can attack it")], made
     if epsilon is not None:
         made |= {"unbounded", "many-steps", "one-step", "white-box"}
 
-        def attacked(name: str, of: Samples = some, reach: float = epsilon) -> Tensor:
+        def attacked(name: str, those: slice | Tensor = slice(None), reach: float = epsilon) -> Tensor:
             way = ATTACKS[name](reach)
-            return attack(
-                model, of.x, of.y, replace(way, queries=min(way.queries, _QUERIES)), loss=loss, bounds=bounds
-            ).fooled
+            way, of = replace(way, queries=min(way.queries, _QUERIES)), some[those]
+            return attack(part_of(model, those), of.x, of.y, way, loss=loss, bounds=bounds).fooled
 
         one, many = attacked("fgsm"), attacked("pgd")
         low, high = bounds if bounds is not None and math.isfinite(bounds[1] - bounds[0]) else some.x.aminmax()
@@ -142,10 +143,10 @@ def examine(
         standing = (~many).nonzero()[:, 0]
         blind, seeing = many.clone(), many.clone()
         if len(standing):
-            blind[standing] = attacked("square", some[standing])
+            blind[standing] = attacked("square", standing)
             if _beats(blind, seeing):
                 # Up the margin too: cross-entropy can rise elsewhere than where the model errs, which masks nothing.
-                seeing[standing] = attacked("pgd-margin", some[standing])
+                seeing[standing] = attacked("pgd-margin", standing)
         flags += [
             _unbounded(anywhere, ~right, some),
             _many_steps(one, many, where),

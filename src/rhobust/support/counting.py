@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -31,11 +30,15 @@ def counted_passes(model: nn.Module) -> Iterator[Passes]:
     """The samples of every pass through the model meanwhile."""
     passes = Passes()
 
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        if torch.is_grad_enabled() and inputs[0].requires_grad:
-            passes.with_gradient += len(inputs[0])
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(output, Tensor) or not output.ndim:
+            return  # refused by whatever asked for it
+        moves = any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+        # What moves inside of the model is no input; the gradient is then asked for with the weights at rest.
+        if output.requires_grad and (moves or not any(weight.requires_grad for weight in model.parameters())):
+            passes.with_gradient += len(output)
         else:
-            passes.plain += len(inputs[0])
+            passes.plain += len(output)
 
     hook = model.register_forward_hook(note)
     try:

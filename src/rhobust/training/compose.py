@@ -10,6 +10,7 @@ from rhobust.costs import Cost
 from rhobust.data.batches import Batches
 from rhobust.errors import Refused
 from rhobust.gamma_rules import GammaRule
+from rhobust.inputs import Perturb
 from rhobust.losses import PerSampleLoss
 from rhobust.memory import Memory
 from rhobust.method import Method
@@ -34,6 +35,7 @@ def compose(
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
+    perturb: Perturb | str | int | None = None,
 ) -> tuple[RobustObjective, ProximalOptimizer]:
     """A method on a model: its objective and the step that it takes."""
     objective = RobustObjective(
@@ -47,6 +49,7 @@ def compose(
         bounds=bounds,
         noise=chosen.noise,
         temper=chosen.temper,
+        perturb=perturb,
     )
     rule = gamma_rule or chosen.gamma_rule
     return objective, ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
@@ -85,7 +88,8 @@ def memory_for(batches: Batches, maximizer: Maximizer, decay: float) -> Memory:
     whole = batches.whole()
     if whole is None:
         raise Refused(
-            "memory needs the data as tensors or arrays (x, y): loaders and Datasets do not say which samples come"
+            "memory needs the data as tensors or arrays (x, y), where all of x moves: loaders and Datasets do not say "
+            "which samples come, and with perturb= only a part of them moves"
         )
     if not maximizer.gradients:
         raise Refused("this method does not move the samples: drop memory")

@@ -18,6 +18,7 @@ from torch.optim import SGD, Optimizer
 
 from rhobust.data.batches import Batch
 from rhobust.errors import Diverged
+from rhobust.inputs import Inputs, leaves, refilled
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine, Warn
 from rhobust.training.graph_recording import Recordings, first_line
@@ -50,6 +51,7 @@ class CudaGraphEngine(Engine):
         )
         self._whole = eager.batches.whole()
         self._checked = False  # whether all the data were
+        self._like: Inputs = torch.empty(0)  # inputs in the form that a recording puts its tensors into
         self._rates: list[dict[str, Any]] = []
         self._pending: list[Numbers] = []
         self._before: list[Tensor] = []  # theta, gamma and buffers as they were before the first of the pending
@@ -67,7 +69,7 @@ class CudaGraphEngine(Engine):
     def take(self, batch: Batch, step: int, epoch: int) -> Sequence[Record]:
         """One training step; the records that are ready."""
         self._notice_rates()
-        tensors = self._tensors(batch)
+        tensors, self._like = self._tensors(batch), batch.x
         recording = self._recordings.find(*tensors, turn=self.objective.maximizer.turn(step))
         if recording is None:
             records = self.flush()
@@ -113,7 +115,7 @@ class CudaGraphEngine(Engine):
     def _tensors(self, batch: Batch) -> tuple[Tensor, ...]:
         """What a step reads of a batch."""
         x, y, at = batch
-        return (x, y) if self.eager.memory is None or at is None else (x, y, at)
+        return (*leaves(x), y) if self.eager.memory is None or at is None else (*leaves(x), y, at)
 
     def _parts(self) -> list[Tensor]:
         return [*self.objective.parameters(), *self.objective.buffers()]
@@ -144,9 +146,10 @@ class CudaGraphEngine(Engine):
         """They differ once theta or gamma was updated."""
         return [theta._version for theta in self.objective.parameters()]
 
-    def _recorded(self, x: Tensor, y: Tensor, at: Tensor | None = None, *, turn: int) -> Numbers:
-        """The step, as it is captured."""
-        batch = Batch(x, y, at)
+    def _recorded(self, *tensors: Tensor, turn: int) -> Numbers:
+        """The step, as it is captured, of what `_tensors` gave."""
+        rest = iter(tensors)
+        batch = Batch(refilled(self._like, rest), next(rest), next(rest, None))
         with self._fused(batch):
             numbers = self.eager.gradient(batch, turn, 0)
             self.eager.update()
@@ -158,7 +161,7 @@ class CudaGraphEngine(Engine):
         A run that is resumed with such a last one fuses what it would have fused.
         """
         size = self.eager.batches.full
-        full = self._recordings.is_first(*self._tensors(batch)) if size is None else len(batch.x) == size
+        full = self._recordings.is_first(*self._tensors(batch)) if size is None else len(batch.y) == size
         return self._fusion.applied() if self._fusion and full else nullcontext()
 
     def _notice_rates(self) -> None:

@@ -13,6 +13,7 @@ from rhobust.costs import Cost
 from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import GammaRule
+from rhobust.inputs import Perturb
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
@@ -80,6 +81,7 @@ def fit(
     ema: float | None = None,
     memory: float | None = None,
     schedule: str = "constant",
+    perturb: Perturb | str | int | None = None,
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -92,9 +94,10 @@ def fit(
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
     where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
-    changes over the training: constant, cosine or one-cycle. On a GPU the step is captured once and
-    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
-    were.
+    changes over the training: constant, cosine or one-cycle. Of an x that is a dict or a tuple of tensors, or holds
+    token numbers, `perturb` names what moves: a key, an index or a submodule (`Perturb`). On a GPU the step is captured
+    once and replayed, where it can be. The random draws of the training come from `seed`; the global generators are
+    left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
@@ -141,8 +144,9 @@ def fit(
         gamma_min=gamma_min,
         gamma_rule=gamma_rule,
         bounds=bounds,
+        perturb=perturb,
     )
-    batches = batches_of(data, batch_size, seed, some.device, some.dtype)
+    batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     engine = central_engine(
         objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory, schedule=schedule
     )

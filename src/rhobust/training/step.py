@@ -56,7 +56,7 @@ def gradient(
     x, y, at = batch
     optimizer.zero_grad()
     start = None if memory is None or at is None else memory.recall(at)
-    with _precise(x.device, precision):
+    with _precise(y.device, precision):
         surrogate = objective(x, y, start, step)  # Alg. 1 and 2, line 3
     surrogate.value.backward()  # Alg. 1 and 2, line 4: the gradient
     gamma = objective.gamma.detach()
