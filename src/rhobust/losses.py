@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,8 @@ from torch import Tensor
 from rhobust.errors import DataError, Refused
 from rhobust.support.compiling import compilable
 
-PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""loss(model(x), y) -> (B,)"""
+PerSampleLoss = Callable[[Any, Tensor], Tensor]
+"""loss(model(x), y) -> (B,); the output of the model is mostly a tensor, and whatever the loss can read"""
 
 
 @compilable

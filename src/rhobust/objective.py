@@ -91,7 +91,7 @@ class RobustObjective(nn.Module):
         self.loss = loss
         self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
         self.noise, self.temper = float(noise), float(temper)
-        self.perturb = Perturb(perturb) if isinstance(perturb, str | int) else perturb
+        self.perturb = perturb if isinstance(perturb, Perturb | None) else Perturb(perturb)
         some = next(model.parameters(), torch.zeros(()))
         precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
         self.gamma = nn.Parameter(
