@@ -79,3 +79,11 @@ def test_a_training_without_a_radius_has_no_line_for_it() -> None:
     figure = Figure()
     trained(HISTORY, 0.0, Identity()).plot(figure.subplots())
     assert len(figure.axes[1].get_lines()) == 2
+
+
+def test_a_radius_far_above_the_cost_is_seen() -> None:
+    figure = Figure()
+    trained(HISTORY, 50.0).plot(figure.subplots())
+    low, high = figure.axes[1].get_ylim()
+    assert low == 0
+    assert high > 50

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rhobust.errors import Refused
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -16,10 +18,15 @@ def drawable(axes: Axes | None, x: str, y: str) -> Axes:
     A notebook shows such a figure at the end of its cell, and `pyplot.show()` in a window. pyplot keeps it until it is
     closed; axes that are given leave pyplot alone.
     """
+    from matplotlib.axes import Axes as AnyAxes
+
     if axes is None:
         from matplotlib import pyplot
 
         _, axes = pyplot.subplots(layout="constrained")
+    elif not isinstance(axes, AnyAxes):
+        kind = type(axes).__name__
+        raise Refused(f"axes must be one matplotlib Axes, such as pyplot.figure().subplots(), not {kind}")
     dress(axes, x, y)
     return axes
 

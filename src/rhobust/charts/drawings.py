@@ -57,9 +57,9 @@ def draw_training(
         _course(axes, losses, epochs, label="loss", color="C0", marker="o"),
         _course(right, costs, epochs, label=_SPENT, color="C1", marker="s"),
     ]
-    right.set_ylim(bottom=0)
     if radius > 0:
         lines.append(mark_radius(right, radius))
+    right.set_ylim(bottom=0)
     right.legend(handles=lines)
 
 

@@ -27,6 +27,11 @@ WASSERSTEIN = "wasserstein"
 """The name of the attack whose budget is for all samples together."""
 
 
+def percent(error: float) -> str:
+    """A fraction in percent, without the sign."""
+    return f"{100 * error:.2f}"
+
+
 @dataclass(frozen=True)
 class AttackedError:
     """Share of samples that the model gets wrong under one attack."""
@@ -132,16 +137,16 @@ class Evaluation(Displayed):
         tables += [self._by_name(named)] if named else []
         tables += [self._by_budget(self.grid[WASSERSTEIN])] if WASSERSTEIN in self.grid else []
         between = f"95 % interval {self._between(self.clean)}"
-        clean = f"clean error {_percent(self.clean)} % ({between}) on {self.samples} samples"
+        clean = f"clean error {percent(self.clean)} % ({between}) on {self.samples} samples"
         return [clean, *tables, *self._judgement(named)]
 
     def _of_cascade(self, name: str, cells: Mapping[float, AttackedError]) -> Table:
         rows = []
         for epsilon, cell in cells.items():
             errors = [cell.stages.get(stage, self.clean) for stage in STAGES]
-            added = [_percent(errors[0]), *(f"+{_percent(b - a)}" for a, b in pairwise(errors))]
+            added = [percent(errors[0]), *(f"+{percent(b - a)}" for a, b in pairwise(errors))]
             stages = added if cell.stages else [""] * len(STAGES)
-            rows.append([f"{epsilon:g}", _percent(cell.error), self._between(cell.error), *stages])
+            rows.append([f"{epsilon:g}", percent(cell.error), self._between(cell.error), *stages])
         caption = f"{name}: error in percent, and what each stage adds"
         return Table(caption, ["epsilon", "error", "95 % interval", *STAGES], rows)
 
@@ -150,7 +155,7 @@ class Evaluation(Displayed):
         rows = []
         for epsilon in dict.fromkeys(epsilon for cells in named.values() for epsilon in cells):
             found = [cells.get(epsilon) for cells in named.values()]
-            rows.append([f"{epsilon:g}", *(_percent(cell.error) if cell else "" for cell in found)])
+            rows.append([f"{epsilon:g}", *(percent(cell.error) if cell else "" for cell in found)])
             rows.append(["", *(self._between(cell.error) if cell else "" for cell in found)])
         return Table("attacks by name: error in percent, and its 95 % interval", ["epsilon", *named], rows)
 
@@ -159,7 +164,7 @@ class Evaluation(Displayed):
             [
                 f"{budget:g}",
                 "" if cell.mean_cost is None else f"{cell.mean_cost:.4g}",
-                _percent(cell.error),
+                percent(cell.error),
                 self._between(cell.error),
             ]
             for budget, cell in cells.items()
@@ -178,7 +183,3 @@ class Evaluation(Displayed):
         if "learned" not in self.checked:
             said.append(f"not checked: {self.samples} samples do not tell whether the model has learned anything")
         return said
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:.2f}"

@@ -22,6 +22,7 @@ from rhobust.data import digits
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import ConfigError, DataError, unknown
 from rhobust.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt, translated
+from rhobust.evaluation.evaluation import percent
 from rhobust.support.display import Displayed, Table
 
 _LABELS, _UCI = "label-proportion", "uci-digits"
@@ -82,16 +83,12 @@ def shift_table(found: Sequence[ShiftEvaluation]) -> Table:
     severities = sorted({cell.severity for cell in own.shifted})
     rows = []
     for shift, cells in own.by_shift.items():
-        errors = [_percent(cells[severity]) if severity in cells else "" for severity in severities]
-        rows.append([shift, *errors, *(_percent(one.means[shift]) for one in found)])
+        errors = [percent(cells[severity]) if severity in cells else "" for severity in severities]
+        rows.append([shift, *errors, *(percent(one.means[shift]) for one in found)])
     if rows:
-        rows.append(["mean over shifts", *[""] * len(severities), *(_percent(one.mean) for one in found)])
-    caption = f"error in percent on {own.samples} shifted samples, by severity; clean: {_percent(own.clean)}"
+        rows.append(["mean over shifts", *[""] * len(severities), *(percent(one.mean) for one in found)])
+    caption = f"error in percent on {own.samples} shifted samples, by severity; clean: {percent(own.clean)}"
     return Table(caption, ["shift", *map(str, severities), *("mean", "baseline")[: len(found)]], rows)
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:.2f}"
 
 
 def find_shifts(names: Sequence[str], data: DataSet) -> list[str]:
