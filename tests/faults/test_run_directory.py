@@ -13,15 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 import rhobust
+from rhobust.ascent.oracle import Oracle
 from rhobust.commands.app import app
 from rhobust.errors import RunError
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.start import train_run
-from rhobust.runs.summary import _remark, summary
+from rhobust.runs.summary import summary
 from rhobust.support.files import LOCK, write_atomically
 from rhobust.training.observers import Observer
 from rhobust.training.record import rho_eff
+from rhobust.training.remarks import apart
 
 CONFIG = Config.resolve({"method": "spgda", "radius": 1, "epochs": 2, "batch_size": 512, "threads": 1})
 
@@ -140,8 +142,8 @@ def test_a_name_that_is_not_utf8_is_one_like_any_other(stopped: Path, whole: Pat
     few, page = ["--samples", "20"], path.with_suffix(".md")
     for words, line in (
         (["train", "--resume", path], f"{shown} was finished already"),
-        (["evaluate", path, *few, "--attacks", "fgsm"], f"on 20 test samples of {shown}\n"),
-        (["certify", path, *few], "rho_hat"),
+        (["evaluate", path, *few, "--attacks", "fgsm"], f"test data of {shown}\n"),
+        (["certify", path, *few], f"test data of {shown}\n"),
         (["report", path, *few, "--out", page], f"{shown}.md: 1 row of 1 run"),
     ):
         done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
@@ -251,7 +253,6 @@ def test_a_file_that_is_written_again_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_why_nothing_moves_is_remarked_on() -> None:
     """An ascent that cannot, or a loss without a slope, as where logits are saturated."""
-    settings = {"method": "spgd", "radius": 1}
-    one = _remark(0.0, 1.0, 0.5, Config.resolve(settings, {"max_steps": 1}))
+    one = apart(0.0, 1.0, 0.5, 1e-3, Oracle(max_steps=1))
     assert one.startswith(" and no more: with max_steps 1 the one gradient measures the start")
-    assert _remark(0.0, 1.0, 0.5, Config.resolve(settings)).startswith(": nothing moves, for the loss has no slope.")
+    assert apart(0.0, 1.0, 0.5, 1e-3, Oracle()).startswith(": nothing moves, for the loss has no slope.")

@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from rhobust.certificates import certify as certificates
-from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.certificate import Certification
 from rhobust.certificates.certify import certify
 from rhobust.certificates.dual import Column, Dual
 from rhobust.costs import SquaredL2, SquaredLinf, per_sample
@@ -46,7 +46,7 @@ def linear(draws: torch.Generator, classes: int, scale: float = 1.0) -> nn.Seque
     return nn.Sequential(nn.Flatten(), linear_model(scale * normal(draws, classes, 4)))
 
 
-def certify_and_keep(monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> tuple[list[Certificate], Dual]:
+def certify_and_keep(monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> tuple[Certification, Dual]:
     """The certificates and the columns behind them."""
     made: list[Dual] = []
 

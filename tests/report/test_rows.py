@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rhobust.certificates.certificate import Certificate
-from rhobust.certificates.certify import Certification
+from rhobust.certificates.certificate import Certificate, Certification
 from rhobust.evaluation.audit import Audit
 from rhobust.evaluation.evaluation import AttackedError, Evaluation
 from rhobust.evaluation.intervals import interval, packed

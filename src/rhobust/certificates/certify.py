@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from rhobust.ascent.multistart import AscentSup
 from rhobust.ascent.steps import Identity
-from rhobust.certificates.certificate import Certificate
+from rhobust.certificates.certificate import Certification
 from rhobust.certificates.dual import Dual, Part
 from rhobust.certificates.exact import LinearSup, curvature_bound, doubt, linear_sup
 from rhobust.certificates.starting_points import StartingPoints
@@ -28,28 +28,6 @@ from rhobust.validator import check_batch
 _RADII = (1e-100, 1e100)
 
 
-@dataclass(frozen=True)
-class Certification:
-    """Certificates, one for each radius, around the same samples."""
-
-    samples: int
-    certificates: list[Certificate]
-
-    @property
-    def by_radius(self) -> dict[float, Certificate]:
-        """The certificate of every radius."""
-        return {one.radius: one for one in self.certificates}
-
-    @property
-    def status(self) -> Literal["proved", "estimated"]:
-        """`proved` where all are."""
-        return "proved" if all(one.status == "proved" for one in self.certificates) else "estimated"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"samples": self.samples, "certificates": [one.to_json() for one in self.certificates]}
-
-
 def certify(
     model: nn.Module,
     data: Samples | tuple[Any, Any],
@@ -64,7 +42,7 @@ def certify(
     batch_size: int = 1024,
     perturb: Perturb | str | int | None = None,
     done: Callable[[str], None] | None = None,
-) -> list[Certificate]:
+) -> Certification:
     """A certificate for every radius, in the order given. The model is used in evaluation mode and left as it was.
 
     `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is. Of an x that is a dict or a tuple,
@@ -131,7 +109,7 @@ def certify(
             dual.refine(radius, keep=radii)
             if done:
                 done(f"radius {radius:g}")
-        return [dual.certificate(float(radius)) for radius in radii]
+        return Certification(len(samples), [dual.certificate(float(radius)) for radius in radii])
 
 
 def _sups(

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rhobust.charts.axes import dress
 from rhobust.charts.svg import save, to_svg
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ _MARKERS = {
     "drfl-margin": "<",
     "fedavg": "h",
 }
-GRAY = "#808080"  # of axes: visible on white and on black
 _WIDTH = 4.3  # of a panel, in inches of 72 units: about one CSS pixel a unit on a phone
 
 
@@ -98,12 +98,7 @@ class Panel:
         self.figure.set_facecolor("none")
         self.axis = axes[0][0]
         self.axis.set_facecolor("none")
-        self.axis.spines[["top", "right"]].set_visible(False)
-        self.axis.spines[["left", "bottom"]].set_color(GRAY)
-        self.axis.tick_params(which="both", color=GRAY, labelsize=10)
-        self.axis.grid(axis="both", color=GRAY, alpha=0.2, linewidth=0.8)
-        self.axis.set_xlabel(x)
-        self.axis.set_ylabel(y)
+        dress(self.axis, x, y)
         self._hints: dict[str, Sequence[str]] = {}
 
     def line(self, xs: Sequence[float], ys: Sequence[float], hints: Sequence[str], **style: Any) -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from rhobust.charts import svg
 from rhobust.commands.output import Quiet, check_output, measuring, numbers, warn_unkept, words
 from rhobust.report.panels import certificate_panel
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import LINF_RADII, RADII, TrainedRun, measure_certificates
-from rhobust.support.console import OUT, say, show
+from rhobust.support.console import OUT, say
 from rhobust.support.files import write_json
 
 
@@ -41,17 +39,7 @@ def certify(
     warn_unkept(made)
     found = made.result
     if not quiet:
-        say(OUT, f"worst expected loss over the ball of radius rho around {found.samples} test samples of {run}")
-        table = Table(box=box.SIMPLE_HEAD)
-        for column in ("rho", "bound", "status", "attained", "gap", "gamma", "rho_hat"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for one in found.certificates:
-            shown = [f"{value:.4g}" for value in (one.attained, one.gap, one.gamma, one.rho_hat)]
-            table.add_row(f"{one.radius:g}", f"{one.bound:.4g}", one.status, *shown)
-        show(table)
-        say(OUT, "rho_hat: the radius at which this gamma's bound is tight, E[c] of its sup; gap: bound less attained")
-        for reason in dict.fromkeys(one.reason for one in found.certificates if one.status == "estimated"):
-            say(OUT, f"estimated, so the bound is an estimate and not a bound: {reason}")
+        say(OUT, f"test data of {run}\n{found}")
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich import box
-from rich.table import Table
 
-from rhobust.attacks.attack import ATTACKS, only_weak
-from rhobust.attacks.cascade import CASCADES, STAGES
+from rhobust.attacks.attack import ATTACKS
+from rhobust.attacks.cascade import CASCADES
 from rhobust.charts import curves, svg
 from rhobust.commands.output import (
     Quiet,
@@ -23,20 +20,18 @@ from rhobust.commands.output import (
     measuring,
     names,
     numbers,
-    show_flags,
     warn_unkept,
     words,
 )
 from rhobust.errors import ConfigError
 from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
-from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError, Evaluation
-from rhobust.evaluation.intervals import interval
-from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts
+from rhobust.evaluation.evaluation import Evaluation
+from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts, shift_table
 from rhobust.report.panels import shift_panel
 from rhobust.report.rows import Spread
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
-from rhobust.support.console import OUT, say, show
+from rhobust.support.console import OUT, say
 from rhobust.support.files import write_atomically, write_json
 
 
@@ -108,10 +103,11 @@ def evaluate(
     made: dict[str, Measurement[Any]] = ({"errors": errors} if errors else {}) | shifted
     warn_unkept(*made.values())
     if not quiet:
+        say(OUT, f"test data of {run}")
         if errors:
-            _show_errors(errors.result, run)
+            say(OUT, f"{errors.result}\n{errors.result.forwarded:,} samples forwarded through the model")
         if shifted:
-            _show_shifts([one.result for one in shifted.values()], run)
+            say(OUT, f"\n{shift_table([one.result for one in shifted.values()])}")
     if figure is not None:
         drawn = {trained.model.config.name: shifted["shifts"].result}
         if beside:
@@ -122,61 +118,6 @@ def evaluate(
     if json is not None:
         alone = list(made) == ["errors"]
         write_json(json, made["errors"].to_json() if alone else {name: one.to_json() for name, one in made.items()})
-
-
-def _show_errors(found: Evaluation, run: Path) -> None:
-    """A table for each cascade, one for the attacks by name, and a line for each Wasserstein budget."""
-    say(OUT, f"error in percent, with 95 % intervals, on {found.samples} test samples of {run}")
-    balls = found.in_balls
-    for name in CASCADES:
-        if name in balls:
-            show(_cascade(found, name))
-    named = {attack: cells for attack, cells in balls.items() if attack not in CASCADES}
-    if named:
-        show(_by_name(found, named))
-    for budget, cell in found.grid.get(WASSERSTEIN, {}).items():
-        spent = f"E[c] = {cell.mean_cost:.4g} of {budget:g}"
-        say(OUT, f"wasserstein attack, {spent}: error {_percent(cell.error)} ({_interval(found, cell)})")
-    say(OUT, f"{found.forwarded:,} samples forwarded through the model")
-    show_flags(found.flags)
-    alone = [attack for attack in named if attack not in WORST.values()]
-    if alone and len(named) == len(balls) and only_weak(alone):
-        say(
-            OUT,
-            f"only {', '.join(alone)} stand behind these errors: stronger attacks find more. Drop --attacks for those",
-        )
-    elif not found.flags:
-        say(OUT, f"no reason to doubt it: {', '.join(found.checked)} were checked")
-    if "learned" not in found.checked:
-        say(OUT, f"not checked: {found.samples} samples do not tell whether the model has learned anything")
-
-
-def _cascade(found: Evaluation, name: str) -> Table:
-    """A cascade's errors, and what each of its stages added."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("epsilon", name, "95 %", *STAGES):
-        table.add_column(column, justify="right", no_wrap=True)
-    for epsilon, cell in found.in_balls[name].items():
-        errors = [cell.stages.get(stage, found.clean) for stage in STAGES]
-        added = [_percent(errors[0]), *(f"+{_percent(b - a)}" for a, b in pairwise(errors))]
-        table.add_row(f"{epsilon:g}", _percent(cell.error), _interval(found, cell), *(added if cell.stages else ()))
-    return table
-
-
-def _by_name(found: Evaluation, named: Mapping[str, Mapping[float, AttackedError]]) -> Table:
-    """Attacks in columns, epsilons in rows, the intervals below the errors."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("epsilon", *named):
-        table.add_column(column, justify="right", no_wrap=True)
-    for epsilon in dict.fromkeys(epsilon for cells in named.values() for epsilon in cells):
-        table.add_row(f"{epsilon:g}", *(_percent(cells[epsilon].error) for cells in named.values()))
-        table.add_row("", *(_interval(found, cells[epsilon]) for cells in named.values()), style="dim")
-    return table
-
-
-def _interval(found: Evaluation, cell: AttackedError) -> str:
-    low, high = interval(cell.error, found.samples)
-    return f"{100 * low:.1f}-{100 * high:.1f}"
 
 
 def _save_examples(trained: TrainedRun, found: Evaluation, path: Path) -> None:
@@ -191,22 +132,6 @@ def _save_examples(trained: TrainedRun, found: Evaluation, path: Path) -> None:
     say(OUT, f"attacked inputs: {path}")
 
 
-def _show_shifts(found: Sequence[ShiftEvaluation], run: Path) -> None:
-    """Shifts in rows, severities in columns, their mean, and the baseline's, which comes second."""
-    own = found[0]
-    say(OUT, f"error in percent on {own.samples} shifted test samples of {run} (clean: {_percent(own.clean)})")
-    severities = sorted({severity for cells in own.by_shift.values() for severity in cells})
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("shift", *map(str, severities), *("mean", "baseline")[: len(found)]):
-        table.add_column(column, justify="left" if column == "shift" else "right", no_wrap=True)
-    for shift, cells in own.by_shift.items():
-        row = [_percent(cells[severity]) if severity in cells else "" for severity in severities]
-        means = [_percent(one.means[shift]) for one in found]
-        table.add_row(shift, *row, *means, end_section=shift == list(own.by_shift)[-1])
-    table.add_row("mean over shifts", *[""] * len(severities), *(_percent(one.mean) for one in found))
-    show(table)
-
-
 def _draw_shifts(found: Mapping[str, ShiftEvaluation], path: Path) -> None:
     """The mean error of each name under every shift, and over them."""
     drawn: list[tuple[str, dict[str, Any], dict[str, Spread]]] = []
@@ -215,7 +140,3 @@ def _draw_shifts(found: Mapping[str, ShiftEvaluation], path: Path) -> None:
         errors = one.means | {"mean over shifts": one.mean}
         drawn.append((name, style, {shift: Spread((error,)) for shift, error in errors.items()}))
     shift_panel(list(drawn[0][2]), drawn).save(path)
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:.2f}"

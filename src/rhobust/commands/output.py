@@ -67,7 +67,7 @@ def measuring(what: str) -> Iterator[Callable[[str], None]]:
 def show_flags(flags: Sequence[Flag]) -> None:
     """Reasons not to trust a number, under the number."""
     for flag in flags:
-        say(OUT, f"NOT TO BE TRUSTED ({flag.check}): {flag.message}")
+        say(OUT, str(flag))
 
 
 def show_run(run: Run, before: bool) -> None:

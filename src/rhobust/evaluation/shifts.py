@@ -22,6 +22,8 @@ from rhobust.data import digits
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import ConfigError, DataError, unknown
 from rhobust.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt, translated
+from rhobust.evaluation.evaluation import percent
+from rhobust.support.display import Displayed, Table
 
 _LABELS, _UCI = "label-proportion", "uci-digits"
 
@@ -42,7 +44,7 @@ class ShiftedError:
 
 
 @dataclass(frozen=True)
-class ShiftEvaluation:
+class ShiftEvaluation(Displayed):
     """Clean error and the errors under each shift at each of its severities, as fractions."""
 
     samples: int
@@ -70,6 +72,23 @@ class ShiftEvaluation:
     def to_json(self) -> dict[str, Any]:
         """Plain values, the mean among them."""
         return {**asdict(self), "mean": self.mean}
+
+    def _shown(self) -> list[Table | str]:
+        return [shift_table([self])]
+
+
+def shift_table(found: Sequence[ShiftEvaluation]) -> Table:
+    """Shifts in rows, severities in columns, their mean, and that of a baseline, which comes second."""
+    own = found[0]
+    severities = sorted({cell.severity for cell in own.shifted})
+    rows = []
+    for shift, cells in own.by_shift.items():
+        errors = [percent(cells[severity]) if severity in cells else "" for severity in severities]
+        rows.append([shift, *errors, *(percent(one.means[shift]) for one in found)])
+    if rows:
+        rows.append(["mean over shifts", *[""] * len(severities), *(percent(one.mean) for one in found)])
+    caption = f"error in percent on {own.samples} shifted samples, by severity; clean: {percent(own.clean)}"
+    return Table(caption, ["shift", *map(str, severities), *("mean", "baseline")[: len(found)]], rows)
 
 
 def find_shifts(names: Sequence[str], data: DataSet) -> list[str]:

@@ -55,6 +55,9 @@ class Flag:
     check: str
     message: str
 
+    def __str__(self) -> str:
+        return f"failed check ({self.check}): {self.message}"
+
 
 def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag], set[str]]:
     """The check on the clean errors, (N,), of a model: its flag, and its name where there are samples enough for it."""

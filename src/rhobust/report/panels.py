@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rhobust.certificates.certify import Certification
+from rhobust.certificates.certificate import Certification
 from rhobust.charts import curves, svg
-from rhobust.charts.curves import GRAY, Panel
+from rhobust.charts.axes import GRAY
+from rhobust.charts.curves import Panel
+from rhobust.charts.drawings import draw_bounds, error_scale, mark_radius
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread
@@ -20,7 +22,6 @@ from rhobust.runs.measurements import CERTIFICATES
 _LONGEST_NAME = 36  # letters beside an axis
 _LOWEST_COST = 1e-6  # the logarithm of no cost at all
 _MOST_POINTS = 30
-_MOST_TICKS = 7
 _TITLES = {
     "cascade": "Cascade of attacks in l_inf",
     "cascade-l2": "Cascade of attacks in l2",
@@ -71,9 +72,7 @@ def error_curves(report: Report) -> list[Panel]:
             hints = [f"{row.name}, {name} {epsilon:g}: {_percents(spread)}" for epsilon, spread in points]
             xs, ys = [epsilon for epsilon, _ in points], [100 * spread.mean for _, spread in points]
             panel.line(xs, ys, hints, **_styles(report)[row.name])
-        panel.axis.set_ylim(0, 100)
-        if len(epsilons) <= _MOST_TICKS:
-            panel.axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        error_scale(panel.axis, epsilons)
         panels.append(panel)
     return panels
 
@@ -123,7 +122,7 @@ def _trajectories(report: Report, unit: str, learned: Sequence[Row]) -> list[Pan
             panel.line(xs, ys, hints, **(_styles(report)[row.name] | {"markersize": 3}))
         if key == "rho_eff":
             for radius in sorted({row.first.config.radius or 0.0 for row in learned}):
-                panel.axis.axhline(radius, color=GRAY, linestyle=":", linewidth=1.4)
+                mark_radius(panel.axis, radius)
                 where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top", "fontsize": 10}
                 panel.axis.annotate(f"rho = {radius:g}", (0.99, 0.65 * radius), **where)
         panel.axis.xaxis.get_major_locator().set_params(integer=True)
@@ -148,15 +147,11 @@ def certificate_panel(name: str, method: str, found: Certification, seed: str = 
     """Bound (solid where proved, dashed where estimated), attained, and a cross where a gamma is tight."""
     description = f"Worst expected loss of {name}{seed} against the radius rho: {found.status} bound, and attained"
     panel = Panel(f"{name}{seed}: {found.status}", "rho", "worst expected loss", description, height=2.3)
-    certificates = sorted(found.certificates, key=lambda one: one.radius)
+    certificates = sorted(found, key=lambda one: one.radius)
     radii = [one.radius for one in certificates]
     bounds, attained = [one.bound for one in certificates], [one.attained for one in certificates]
-    style = curves.style(method) | {"linestyle": "-" if found.status == "proved" else "--"}
-    label = "bound, proved" if found.status == "proved" else "dual value, estimated"
-    panel.axis.plot(radii, bounds, label=label, **style)
-    triangle = {"color": GRAY, "linestyle": "none", "marker": "v", "markersize": 8, "markerfacecolor": "none"}
-    panel.axis.plot(radii, attained, label="attained by a distribution in the ball", **triangle)
-    panel.axis.fill_between(radii, attained, bounds, color=style["color"], alpha=0.12, linewidth=0)
+    style = curves.style(method)
+    draw_bounds(panel.axis, radii, bounds, attained, proved=found.status == "proved", **style)
     if tight := [one for one in certificates if math.isfinite(one.gamma) and one.rho_hat <= radii[-1]]:
         cross = {"linestyle": "none", "color": "#D1495B", "marker": "x", "markersize": 6, "markeredgewidth": 1.4}
         xs, ys = zip(*(one.tight for one in tight), strict=True)

@@ -21,7 +21,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_typ
 
 import torch
 
-from rhobust.certificates.certify import Certification, certify
+from rhobust.certificates.certificate import Certification
+from rhobust.certificates.certify import certify
 from rhobust.checks import is_number
 from rhobust.costs import SquaredLinf
 from rhobust.data.catalog import load_data
@@ -215,20 +216,19 @@ def measure_certificates(
 
     The radii are by default the `usual_radii`, which runs have in common, and the radius that this one was trained for.
     """
-    test = trained.test(samples)
     if radii is None:
         own, usual = trained.model.config.radius, usual_radii(trained.model.config)
         radii = usual if own is None else sorted({*usual, own})
     found = certify(
         trained.model,
-        test,
+        trained.test(samples),
         loss=cross_entropy,
         radii=radii,
         cost=trained.model.config.make_cost(),
         bounds=trained.model.bounds,
         done=done,
     )
-    return trained.keep(CERTIFICATES, {"radii": list(radii)}, Certification(len(test), found))
+    return trained.keep(CERTIFICATES, {"radii": list(radii)}, found)
 
 
 def measure_audit(

@@ -9,6 +9,7 @@ from rhobust.gamma_rules import FixedGamma
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.training.record import rho_eff
+from rhobust.training.remarks import apart
 
 
 def summary(run: Run) -> str:
@@ -29,18 +30,6 @@ def _spent(records: Sequence[Mapping[str, Any]], config: Config) -> str:
     spent = rho_eff(records)
     if config.radius is None:
         return f"{spent:.4g}"
-    fixed = isinstance(config.make_gamma_rule(), FixedGamma)
-    remark = "" if fixed else _remark(spent, config.radius, records[-1]["gamma"], config)
+    fixed, maximizer = isinstance(config.make_gamma_rule(), FixedGamma), config.make_method().maximizer
+    remark = "" if fixed else apart(spent, config.radius, records[-1]["gamma"], config.gamma_min, maximizer)
     return f"{spent:.4g} of rho {config.radius:g}{remark}"
-
-
-def _remark(spent: float, radius: float, gamma: float, config: Config) -> str:
-    """What keeps E c from meeting rho, where something does."""
-    if spent < 0.95 * radius and (why := config.make_method().maximizer.why_short_of(radius)):
-        return f" and no more: {why}, or take a smaller rho"
-    if spent == 0:
-        return ": nothing moves, for the loss has no slope. Look at the scale of the data, or lower the learning rate"
-    if spent < 0.95 * radius and gamma <= 1.01 * config.gamma_min:
-        # At the least price that is allowed, samples go as far as they gain by it.
-        return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
-    return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"

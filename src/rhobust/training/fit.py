@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from rhobust.charts.axes import drawable
+from rhobust.charts.drawings import draw_training
 from rhobust.checks import count_problem, seed_problems
 from rhobust.costs import Cost
 from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
-from rhobust.gamma_rules import GammaRule
+from rhobust.gamma_rules import FixedGamma, GammaRule
 from rhobust.inputs import Perturb
 from rhobust.losses import PerSampleLoss, cross_entropy
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
 from rhobust.regularizers import Regularizer
+from rhobust.support.display import Displayed, Table
 from rhobust.support.renamed import RENAMED, renamed_problem
 from rhobust.support.seeding import seeded
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer, Warner
 from rhobust.training.record import Record, rho_eff
-from rhobust.training.remarks import remarks, useless
+from rhobust.training.remarks import apart, remarks, useless
 from rhobust.training.schedule import SCHEDULES
 from rhobust.training.trend import unsettled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _RATE = "the learning rate is the optimizer's: pass optimizer=torch.optim.Adam(model.parameters(), lr=...)"
 _ELSEWHERE = {
@@ -39,7 +45,7 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Displayed):
     """A trained model with its objective and what happened on the way."""
 
     objective: RobustObjective
@@ -60,6 +66,34 @@ class Fit:
     def rho_eff(self) -> float:
         """E c over the last epoch, the mean of its steps; near the radius when gamma has settled."""
         return rho_eff([asdict(record) for record in self.history])
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """The loss at the worst-case samples over the steps, and on the right the average transport cost.
+
+        Thin lines are steps, thick ones the means of epochs. Draws on `axes`, or on those of a new figure, and returns
+        them. The scale on the right belongs to axes of its own, `axes.figure.axes[-1]`.
+        """
+        axes = drawable(axes, "training step", "loss at worst-case samples")
+        losses, costs = [one.loss for one in self.history], [one.rho_eff for one in self.history]
+        draw_training(axes, losses, costs, [one.epoch for one in self.history], self.objective.radius)
+        return axes
+
+    def _shown(self) -> list[Table | str]:
+        """A table of the last epoch, and what keeps the average transport cost from meeting the radius."""
+        if not self.history:
+            return ["no step was taken"]
+        objective, end, spent = self.objective, self.history[-1], f"{self.rho_eff:.4g}"
+        losses = [record.loss for record in self.history if record.epoch == end.epoch]
+        cells = {"steps": f"{len(self.history)}", "epochs": f"{end.epoch + 1}"}
+        cells |= {"loss": f"{sum(losses) / len(losses):.4g}", "average transport cost": spent}
+        cells |= {"radius": f"{objective.radius:g}"} if objective.radius > 0 else {}
+        cells |= {"gamma": f"{self.gamma:.4g}"} if objective.maximizer.penalized else {}
+        caption = f"training of {type(self.model).__name__}; loss and cost are means of the last epoch"
+        table = Table(caption, list(cells), [list(cells.values())])
+        if not objective.maximizer.penalized or isinstance(self.optimizer.gamma_rule, FixedGamma):
+            return [table]
+        remark = apart(self.rho_eff, objective.radius, self.gamma, objective.gamma_min, objective.maximizer)
+        return [table, f"average transport cost {spent} of radius {objective.radius:g}{remark}"] if remark else [table]
 
 
 def fit(

@@ -7,6 +7,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from rhobust.ascent.maximizer import Maximizer
 from rhobust.costs import Cost
 from rhobust.data.samples import Samples
 from rhobust.evaluation.trust import learned_nothing
@@ -64,6 +65,18 @@ def useless(objective: RobustObjective, samples: Samples, batch_size: int) -> st
     with suppress(RuntimeError):
         return learned_nothing(objective.model, samples, batch_size, cause)
     return None
+
+
+def apart(spent: float, radius: float, gamma: float, gamma_min: float, maximizer: Maximizer) -> str:
+    """What keeps the average transport cost from meeting the radius, where something does; the end of a sentence."""
+    if spent < 0.95 * radius and (why := maximizer.why_short_of(radius)):
+        return f" and no more: {why}, or take a smaller rho"
+    if spent == 0:
+        return ": nothing moves, for the loss has no slope. Look at the scale of the data, or lower the learning rate"
+    if spent < 0.95 * radius and gamma <= 1.01 * gamma_min:
+        # At the least price that is allowed, samples go as far as they gain by it.
+        return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
+    return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"
 
 
 def _cost_of_one_point(cost: Cost, x: Tensor) -> float:
