@@ -145,7 +145,9 @@ def _factory(source: Source, module: ModuleType) -> Callable[..., object]:
         hint = f"; it defines {', '.join(own)}" if own else ""
         raise _problem(source, f"{source.path} has no '{source.factory}'{hint}") from None
     if not callable(found):
-        raise _problem(source, f"{source.factory} is of type {type(found).__name__}, and a factory is a function or class")
+        raise _problem(
+            source, f"{source.factory} is of type {type(found).__name__}, and a factory is a function or class"
+        )
     home = getattr(found, "__module__", None)
     if (inspect.isfunction(found) or inspect.isclass(found)) and home != module.__name__:
         raise _problem(
