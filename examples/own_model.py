@@ -2,7 +2,7 @@
 
 The same by hand:
 
-    rhobust train --model examples/own_model.py:net model_args.width=64 --data digits --method spgda --radius 2 --out RUN
+    rhobust train --model examples/own_model.py:net model_args.width=16 --method spgda --radius 2 --out RUN
     rhobust evaluate RUN
 """
 

@@ -280,12 +280,8 @@ def test_unknown_arguments_are_named_beside_the_known_ones(tmp_path: Path) -> No
 
 def test_one_model_for_two_calls_is_refused(tmp_path: Path) -> None:
     """A simulated federation builds two, and they must not share their weights."""
-    path = written(
-        tmp_path / "nets.py",
-        f"{NET}one = net(Size([4]), 5)\n\ndef same(shape, outputs):\n    return one\n".replace(
-            "import nn", "import Size, nn"
-        ),
-    )
+    more = "one = net(Size([4]), 5)\n\ndef same(shape, outputs):\n    return one\n"
+    path = written(tmp_path / "nets.py", f"from torch import Size\n{NET}{more}")
     built(f"{path}:same")
     assert "same returned the same model twice" in problem(f"{path}:same")
 

@@ -28,8 +28,9 @@ def _parsed(text: str) -> dict[str, Any]:
     """TOML; a ValueError says what is not. Its whole numbers have 64 bits, which Python does not insist on."""
     try:
         settings = tomllib.loads(text)
+        repr(settings)  # as a message may have to show it
     except RecursionError:
-        raise ValueError("brackets are nested too deep") from None
+        raise ValueError("brackets or dotted keys are nested too deep") from None
     if large := [key for key, value in settings.items() if isinstance(value, int) and not -(2**63) <= value < 2**63]:
         raise ValueError(f"{', '.join(large)}: a whole number must fit 64 bits")
     return settings
