@@ -155,7 +155,8 @@ def test_loading_makes_what_the_state_does_not_hold_and_leaves_the_generator(net
     before = torch.get_rng_state()
     loaded = rhobust.load(run.path)
     assert torch.equal(torch.get_rng_state(), before)
-    assert float(model.noise.std()) > 0.1
+    noise: Any = model.noise
+    assert float(noise.std()) > 0.1
     x = torch.rand(7, 1, 8, 8) * 2 - 1
     assert torch.equal(loaded(x), model.eval()(x))
     assert not any(tensor.is_meta for tensor in (loaded.model.noise, *loaded.buffers()))
@@ -252,8 +253,10 @@ def test_a_report_names_the_file_and_tells_its_versions_apart(run: Path) -> None
     later = run.parent / "later" / "nets.py"
     later.write_text(NETS + "# a word more\n")
     text = (other / "config.toml").read_text().replace(str(run.parent / "nets.py"), str(later))
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (run.parent / "nets.py", later)]
-    (other / "config.toml").write_text(text.replace(*digests))
+    before, after = digests = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in (run.parent / "nets.py", later)
+    ]
+    (other / "config.toml").write_text(text.replace(before, after))
     for path in (run, other):
         words = ["evaluate", str(path), "--attacks", "fgsm", "--epsilons", "0.1", "--samples", "20"]
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
