@@ -1,5 +1,6 @@
 """Messages on the wire, the calls that a site answers, and when a site is called: without a federation."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -30,7 +31,7 @@ from rhobust.deployment.coordinator import STOPPED, Coordinator
 from rhobust.deployment.kits import COORDINATOR, SITE, Kits, make_kits
 from rhobust.deployment.processes import parties
 from rhobust.deployment.remote_workers import RemoteWorkers, _upload
-from rhobust.deployment.site import LocalData, Site, SiteWork
+from rhobust.deployment.site import LocalData, OtherModel, Site, SiteWork
 from rhobust.deployment.submission import job_of
 from rhobust.deployment.wire import Message, from_task, from_upload, to_task, to_upload
 from rhobust.errors import ConfigError, DataError, Halted, RunError
@@ -319,6 +320,7 @@ def test_a_path_in_a_site_file_is_seen_from_where_the_file_lies(tmp_path: Path) 
         ('data = "digits"\nshare = "one"', "share must read k/n"),
         ('date = "digits"', "did you mean 'data'"),
         ("data = 3", "data must be text"),
+        ('data = "digits"\nmodel = "nets.py"', "names no factory; write nets.py:FACTORY"),
         ("", "data is missing"),
     ],
 )
@@ -353,6 +355,66 @@ def test_data_that_do_not_fit_the_model_are_refused_by_the_site(
         SiteWork.built(settings | wrong, local, "b")
     with pytest.raises(DataError, match="no samples here"):
         SiteWork.built(settings, LocalData(local.data, share="99/99"), "b")
+
+
+NETS = """
+from torch import nn
+
+def net(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape.numel(), outputs))
+
+def other(shape, outputs):
+    return net(shape, outputs)
+"""
+
+
+def test_a_site_runs_its_own_copy_of_a_model_and_no_other(tmp_path: Path) -> None:
+    for folder in ("hub", "site"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "nets.py").write_text(NETS)
+    given = {"method": "drfl", "radius": 1.0, "workers": 1, "threads": torch.get_num_threads()}
+    config = Config.resolve(given, {"model": f"{tmp_path / 'hub' / 'nets.py'}:net"})
+    (tmp_path / "hub" / "nets.py").unlink()  # it is on another machine
+    settings: Message = {"config": config.to_toml(), "shape": [1, 8, 8], "classes": 10, "bounds": [-1.0, 1.0]}
+
+    def work(text: str) -> SiteWork:
+        (tmp_path / "site" / "site.toml").write_text(f'data = "digits"\n{text}')
+        local = LocalData.read(tmp_path / "site" / "site.toml")
+        return SiteWork.built(settings | {"workers": ["a"]}, local, "a")
+
+    model = work('model = "nets.py:net"').worker.objective.model
+    assert [tuple(weight.shape) for weight in model.parameters()] == [(10, 64), (10,)]
+
+    ran = tmp_path / "ran"
+    (tmp_path / "site" / "changed.py").write_text(f"open({str(ran)!r}, 'w')\n{NETS}")
+    digest = hashlib.sha256((tmp_path / "site" / "changed.py").read_bytes()).hexdigest()
+    for text, said in (
+        ("", "its site.toml names no model; install"),
+        ('model = "nets.py:other"', f"its model is other with the SHA-256 {config.model_digest}; install"),
+        ('model = "changed.py:net"', f"its model is net with the SHA-256 {digest}; install"),
+        ('model = "gone.py:net"', "its model is net with the SHA-256 none, as its file is not there; install"),
+        ('model = "no_such_package:net"', "its model is net with the SHA-256 none, as its file is not there; install"),
+    ):
+        with pytest.raises(OtherModel) as caught:
+            work(text)
+        assert str(caught.value).startswith(said)
+        assert f"nets.py:net with the SHA-256 {config.model_digest} there" in str(caught.value)
+        assert str(tmp_path) not in str(caught.value)  # it leaves the site
+    assert not ran.exists()
+    settings["config"] = "".join(line for line in config.to_toml().splitlines(True) if "model_digest" not in line)
+    with pytest.raises(OtherModel):
+        work('model = "nets.py:net"')
+
+
+def test_that_a_site_has_another_model_is_all_that_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    called_by(monkeypatch, "server")
+
+    def fail() -> Message:
+        raise OtherModel("its model is another" + "!" * 1000)
+
+    answer = Site()._answered(fail)
+    assert answer == {"problem": "its model is another" + "!" * 1000}
+    assert str(_upload(answer)) == f"failed: {answer['problem'][:300]} (its own log says more)"
 
 
 def test_data_on_the_edge_of_bounds_that_float32_has_not_are_within_them(tmp_path: Path) -> None:

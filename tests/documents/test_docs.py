@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 import rhobust
 from benchmarks import digits, drfl, evaluation, federated, gpu, mnist, overhead, radius, schedules
 from benchmarks.command import read_json
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.charts.svg import to_svg
+from rhobust.commands.app import app
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
 from rhobust.federation.settings import Federation
 from rhobust.losses import cross_entropy
@@ -176,6 +178,15 @@ def test_the_settings_page_has_the_help_of_every_setting() -> None:
         rows = [f"| `{one.key}` | {one.default} | {one.help} |" for one in settings_of(owner).values()]
         table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
         assert table in page, f"docs/settings.md should have this table:\n{table}"
+
+
+def test_the_settings_page_s_own_model_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks("docs/settings.md")
+    (tmp_path / "nets.py").write_text(block)
+    (words,) = re.findall(r"^rhobust (train .*nets\.py.*)$", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [*words.split(), "epochs=1"], catch_exceptions=False).exit_code == 0
+    assert rhobust.load(tmp_path / "runs" / "own").config.model_args == {"width": 64}
 
 
 def test_the_settings_page_names_every_knob_once() -> None:

@@ -13,6 +13,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -686,6 +687,15 @@ def test_any_text_as_toml(place: Path, text: str | bytes) -> None:
         assert_buildable(found)
 
 
+@pytest.mark.parametrize("key", ["radius", "model_args"])
+def test_a_dotted_key_nested_too_deep(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "any.toml"
+    for depth in (20, 500, 20_000):
+        path.write_text(f"model = 'nets.py:net'\n{key}{'.a' * depth} = 1")
+        with pytest.raises(ConfigError):
+            Config.from_toml(path)
+
+
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "radius = 1" + "0" * 400, "seed = 1" + "0" * 19]
 )
@@ -705,12 +715,31 @@ def test_a_word_is_one_setting() -> None:
     assert parse_overrides(["a=", "=b", "c=[1,2]"]) == {"a": "", "": "b", "c": [1, 2]}
 
 
-KEYS = [*settings_of(Config), *{knob for method in methods().values() for knob in method.knobs}, "", "x"]
+KEYS = [
+    *settings_of(Config),
+    *{knob for method in methods().values() for knob in method.knobs},
+    *("", "x", ".", "model_args.width", "model_args.", "model-args.a.b", "radius.a"),
+]
 VALUES = [
     *("0", "1", "-1", "0.5", "inf", "nan", "-inf", "1e308", "1e-320", str(2**63 - 1), "true", "[]", "{}", "1979-05-27"),
     *("l1:1", "l1:nan", "l1:-1", "lp:1.5", "lp:inf", "lp:nan", "lp:1,2", "linf", "l2:", "group-l2:", "box:1,0"),
     *("box:nan,nan", "elastic-net:1e999,0", "fixed", "adam:0", "adam:nan", "multiplicative:-1", "projected:inf"),
     *("", "é", "..", "/dev/null", "\x00", "\x7f"),
+    *("{width = 64}", "{a = {b = [1, 1979-05-27]}}", "{a = nan}", "0" * 64, "a" * 64),
+    *(
+        "nets.py",
+        ":",
+        "::",
+        "a:b",
+        ".py:b",
+        "..py:x",
+        "/:/",
+        "a.:b",
+        "/dev/null.py:a",
+        "\x00.py:a",
+        "json:loads",
+        "é:é",
+    ),
     *methods(),
 ]
 
@@ -732,6 +761,40 @@ def test_every_name_survives_the_settings_file(tmp_path: Path, name: str) -> Non
     made = Config.resolve({"radius": 1, "data_dir": name})
     (tmp_path / "config.toml").write_bytes(made.to_toml().encode())
     assert Config.from_toml(tmp_path / "config.toml") == made
+
+
+FACTORY = b"""from torch import nn
+
+def net(shape, outputs, width=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape.numel(), width), nn.Linear(width, outputs))
+"""
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_a_spoilt_source_of_a_model(place: Path) -> None:
+    """It is one error, or a model whose outputs have the right shape."""
+    path = place / "nets.py"
+
+    @FEW
+    @given(EDITS, st.sampled_from([{}, {"width": 2}, {"widht": 2}, {"width": "two"}, {"width": -1}, {"shape": 1}]))
+    def law(edits: list[tuple[str, float, bytes]], args: dict[str, Any]) -> None:
+        path.write_bytes(_damaged(FACTORY, edits))
+        config = Config.resolve({"radius": 1, "model": f"{path}:net", "model_args": args})
+        with torch.random.fork_rng():
+            model = either(lambda: config.make_model(torch.Size([4]), 3), ConfigError, path)
+        if model is not None:
+            assert model(torch.zeros(2, 4)).shape == (2, 3)
+
+    law()
+
+
+@MANY
+@given(st.text(max_size=12), st.text(max_size=6))
+def test_any_name_of_a_factory(name: str, factory: str) -> None:
+    for model in (f"{name}:{factory}", f"{name}.py:{factory}"):
+        given = {"radius": 1, "model": model}
+        if found := either(partial(Config.resolve, given), ConfigError, ""):
+            assert found.model_digest
 
 
 @pytest.mark.parametrize("lie", ["broken", "labels", "images", "model"])

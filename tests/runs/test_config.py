@@ -29,7 +29,7 @@ EVERY: dict[str, Any] = {
     **{"data": "digits", "data_dir": None, "train_samples": None, "model": "mlp", "radius": None, "batch_size": 128},
     **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "label_cost": math.inf, "regularizer": "none"},
     **{"gamma_min": 0.001, "gamma_rule": None, "seed": 0, "precision": "float32", "log_every": 1},
-    **{"schedule": "constant"},
+    **{"schedule": "constant", "model_args": None, "model_digest": None},
     **{"checkpoint_every": None, "momentum": 0.0, "ema": None, "memory": None, "noise": 0.0, "temper": 0.0},
 }
 CENTRAL = EVERY | {"epochs": 30}

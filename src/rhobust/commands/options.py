@@ -33,7 +33,8 @@ def _words(context: typer.Context, words: list[str] | None) -> list[str] | None:
         key = flag.lstrip("-").replace("-", "_")
         key = RENAMED.get(key, key)
         setting = f"{flag} is not an option but a setting: write {key}=VALUE, without dashes"
-        problems.append(setting if key in settings else unknown("option", flag, options))
+        known = key.partition(".")[0] in settings  # model_args.width is a key of a table
+        problems.append(setting if known else unknown("option", flag, options))
     if problems:
         raise ConfigError(problems)
     return words

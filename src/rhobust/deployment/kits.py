@@ -49,6 +49,8 @@ _SITE_TOML = """\
 # A name (digits, mnist, fashion-mnist) or a path: an .npz file with x and y, or a folder of images per class.
 data = "digits"
 # data_dir = "/where/mnist/is"
+# This site's copy of a model that is none of rhobust's: FILE.py:FACTORY or PACKAGE.MODULE:FACTORY. Its code is run.
+# model = "nets.py:net"
 # Only the k-th of n equal parts of the training data, to try out a federation on one machine:
 {share}
 """

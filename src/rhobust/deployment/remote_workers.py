@@ -90,7 +90,7 @@ class RemoteWorkers(Workers):
 def _problem(value: object) -> str | None:
     """The problem that a site reports, if any."""
     if isinstance(value, dict) and isinstance(value.get("problem"), str):
-        return f"failed: {printable(value['problem'], 60)} (its own log says more)"
+        return f"failed: {printable(value['problem'], 300)} (its own log says more)"
     return None
 
 

@@ -20,22 +20,28 @@ from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_
 from rhobust.deployment.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
 from rhobust.federation.worker import Worker
+from rhobust.models.source import Source, is_own
 from rhobust.runs.build import compose_run, work_of
 from rhobust.runs.config import Config
 from rhobust.support.toml import read_toml
 
 _LOG = logging.getLogger("rhobust.site")
 _COORDINATOR = "server"  # the engine's name for the process of the job's controller
-_KEYS = {"data": str, "data_dir": str, "share": str}
+_KEYS = ("data", "data_dir", "share", "model")
+
+
+class OtherModel(RhobustError):
+    """The site has no copy of the model that is trained. The message may leave the site, so it names no file there."""
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """What a site's own file, site.toml, says of its data."""
+    """What a site's own file, site.toml, says of its data, and of its copy of the model."""
 
     data: str
     data_dir: str | None = None
     share: str | None = None
+    model: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> LocalData:
@@ -49,6 +55,8 @@ class LocalData:
             raise ConfigError(f"{path}: {problem}" for problem in problems)
         local = cls(**found)
         local.part(1)  # raises if the share is wrong
+        if local.model is not None:
+            local = replace(local, model=str(Source.parse(local.model).inside(path.parent)))
         if local.data not in DATA:
             local = replace(local, data=str(path.parent / local.data))
         return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
@@ -57,6 +65,27 @@ class LocalData:
         """The data; training samples only those of the share."""
         data = load_data(self.data, self.data_dir)
         return DataSet(data.name, data.train[self.part(len(data.train))], data.test, data.bounds, data.classes)
+
+    def with_own_model(self, config: Config) -> Config:
+        """The settings with this site's copy of the model, whose source must be the coordinator's.
+
+        The coordinator chooses among the models of the library. Of other code only what site.toml names is run.
+        """
+        if not is_own(config.model):
+            return config
+        wanted, digest = Source.parse(config.model), config.model_digest
+        named = f"{wanted.label} with the SHA-256 {digest}"
+        if self.model is None:
+            raise OtherModel(f"its site.toml names no model; install {named} there and name it")
+        own = Source.parse(self.model)
+        try:
+            found = own.digest()
+        except ConfigError as problem:
+            _LOG.warning("%s", problem)
+            found = "none, as its file is not there"
+        if (own.factory, found) != (wanted.factory, digest):
+            raise OtherModel(f"its model is {own.factory} with the SHA-256 {found}; install {named} there")
+        return replace(config, model=self.model)
 
     def part(self, samples: int) -> slice:
         """This site's part of the samples: all of them, or every n-th from the k-th on for a share of "k/n".
@@ -86,7 +115,7 @@ class SiteWork:
     @classmethod
     def built(cls, settings: Message, local: LocalData, name: str) -> SiteWork:
         """From the coordinator's settings and the site's own data, which must fit each other."""
-        config = Config.resolve(tomllib.loads(settings["config"]), here=False)
+        config = local.with_own_model(Config.resolve(tomllib.loads(settings["config"]), here=False))
         data = local.load()
         shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
         if data.train.x.shape[1:] != shape:
@@ -150,6 +179,7 @@ class Site:
 
     def _answered(self, work: Callable[[], Message]) -> dict[str, Any]:
         """The answer, or the kind of problem: its message may name files and values, and stays in the site's own log.
+        Only that of `OtherModel` goes out.
 
         One call at a time: a site that is still busy with an earlier round answers `Busy`.
         """
@@ -160,6 +190,9 @@ class Site:
             return {"problem": "Busy"}
         try:
             return work()
+        except OtherModel as problem:
+            _LOG.warning("cannot answer: %s", problem)
+            return {"problem": str(problem)}
         except Exception as problem:
             _LOG.exception("cannot answer")
             return {"problem": type(problem).__name__}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Size, nn
 
 from rhobust.errors import ConfigError, unknown
 from rhobust.models.block_convolution import BlockConv2d
+from rhobust.models.factory import build_own
+from rhobust.models.source import FORM, Source, is_own
 
 
 def linear(shape: Size, classes: int) -> nn.Module:
@@ -70,10 +73,29 @@ MODELS: dict[str, Callable[[Size, int], nn.Module]] = {
 """Builder of every model by name."""
 
 
-def build_model(name: str, shape: Size, classes: int) -> nn.Module:
-    """A fresh model by name, for inputs of `shape` (without the batch); initialized from the global generator."""
-    if name not in MODELS:
-        raise ConfigError([unknown("model", name, MODELS)])
+def model_problems(key: str, model: str) -> list[str]:
+    """What is wrong with the name of a model: it is one of `MODELS`, or a factory."""
+    try:
+        if is_own(model):
+            Source.parse(model)
+        elif model not in MODELS:
+            raise ConfigError([f"{unknown(key, model, MODELS)}; or a model of your own, {FORM}"])
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def build_model(
+    name: str, shape: Size, classes: int, args: Mapping[str, Any] | None = None, digest: str | None = None
+) -> nn.Module:
+    """A fresh model, for inputs of `shape` (without the batch); initialized from the global generator.
+
+    A factory gets the keyword arguments `args`, and its source must have this digest.
+    """
+    if problems := model_problems("model", name):
+        raise ConfigError(problems)
+    if is_own(name):
+        return build_own(name, shape, classes, args or {}, digest)
     if name.startswith("cnn") and len(shape) != 3:
         raise ConfigError(
             [f"model '{name}' needs images (channels, height, width), not samples of shape {tuple(shape)}"]

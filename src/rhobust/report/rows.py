@@ -15,9 +15,11 @@ from rhobust.attacks.attack import norm_of
 from rhobust.attacks.cascade import CASCADES
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.evaluation.intervals import difference, interval, unpacked
+from rhobust.models.source import Source, is_own
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
+from rhobust.support.toml import to_toml
 from rhobust.training.record import rho_eff
 
 
@@ -107,7 +109,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; an infinite setting is the text 'inf'."""
-        settings = {key: str(v) if isinstance(v, float) and math.isinf(v) else v for key, v in self.settings.items()}
+        settings = {key: _json_value(value) for key, value in self.settings.items()}
         return {
             "run": str(self.run.path),
             "settings": settings,
@@ -117,6 +119,15 @@ class Entry:
             **{kind.name: made.to_json() for kind, made in self.measured.items()},
             "refused": {kind.name: reason for kind, reason in self.refused.items()},
         }
+
+
+def _json_value(value: Any) -> Any:
+    """The value with every infinity as text, which JSON can hold."""
+    if isinstance(value, dict):
+        return {key: _json_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(one) for one in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 @dataclass(frozen=True)
@@ -223,7 +234,7 @@ def _name(entry: Entry, others: Sequence[Entry]) -> str:
     """The method, and what sets this row apart from others of the same method."""
     alike = [other.settings for other in others if other.config.name == entry.config.name]
     apart = [
-        f"{key.replace('_', ' ')} {shown(value)}"
+        f"{key.replace('_', ' ')} {shown_setting(key, value)}"
         for key, value in entry.settings.items()
         if key != "seed" and any(other.get(key) != value for other in alike)
     ]
@@ -242,11 +253,24 @@ def counted(number: int, noun: str) -> str:
 def shown(value: object) -> str:
     """A setting as a reader wants it.
 
-    >>> shown(2.0), shown(True), shown("adam"), shown((1, 3))
-    ('2', 'true', 'adam', '1,3')
+    >>> shown(2.0), shown(True), shown("adam"), shown((1, 3)), shown({"width": 64})
+    ('2', 'true', 'adam', '1,3', '{width = 64}')
     """
+    if isinstance(value, dict):
+        return to_toml(value)
     if isinstance(value, tuple | list):
         return ",".join(map(shown, value))  # as the command takes it
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown_setting(key: str, value: object) -> str:
+    """The value of a setting as a reader wants it: the file of a model without its folder, a digest by its beginning.
+
+    >>> shown_setting("model", "/home/me/nets.py:wide"), shown_setting("radius", 2.0)
+    ('nets.py:wide', '2')
+    """
+    if key == "model" and is_own(str(value)):
+        return Source.parse(str(value)).label
+    return str(value)[:12] if key == "model_digest" else shown(value)

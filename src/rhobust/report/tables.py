@@ -12,7 +12,7 @@ from rhobust.attacks.cascade import CASCADES
 from rhobust.certificates.certificate import Certificate
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
-from rhobust.report.rows import Entry, Row, Spread, counted, shown
+from rhobust.report.rows import Entry, Row, Spread, counted, shown, shown_setting
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 
 MISSING = "–"
@@ -251,7 +251,7 @@ def settings(report: Report) -> tuple[Table, Table | None]:
     lines = []
     for row in report.rows:
         own = {key: value for key, value in row.first.settings.items() if key not in shared and key != "seed"}
-        text = ", ".join(f"{key} {shown(value)}" for key, value in own.items() if key != "method")
+        text = ", ".join(f"{key} {shown_setting(key, value)}" for key, value in own.items() if key != "method")
         seeds = ", ".join(str(entry.config.seed) for entry in row.entries)
         lines.append(Line(row.name, [Cell(seeds), Cell(text or MISSING)], row.name))
     return common, Table("Settings of each row", ["method", "seeds", "settings of its own"], lines)
@@ -278,7 +278,7 @@ def facts(report: Report) -> str:
     shared = {key: value for key, value in report.shared().items() if key in ("data", "model", "epochs", "rounds")}
     parts = [
         f"{counted(len(report.rows), 'row')} from {counted(len(report.entries), 'run')}",
-        *(f"{k} {shown(v)}" for k, v in shared.items()),
+        *(f"{k} {shown_setting(k, v)}" for k, v in shared.items()),
     ]
     return " · ".join([*parts, f"measured on {_samples(report, EVALUATION)} test samples"])
 
@@ -295,4 +295,4 @@ def _samples(report: Report, kind: Kind[Any]) -> str:
 
 
 def _pairs(values: dict[str, object]) -> list[Line]:
-    return [Line(key.replace("_", " "), [Cell(shown(value))]) for key, value in values.items()]
+    return [Line(key.replace("_", " "), [Cell(shown_setting(key, value))]) for key, value in values.items()]

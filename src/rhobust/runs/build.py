@@ -16,7 +16,6 @@ from rhobust.federation.settings import Federation
 from rhobust.federation.simulation import Simulation
 from rhobust.federation.worker import LocalSteps
 from rhobust.losses import cross_entropy
-from rhobust.models.catalog import build_model
 from rhobust.objective import RobustObjective
 from rhobust.optim import OPTIMIZERS, ProximalOptimizer
 from rhobust.runs.config import PRECISIONS, Config
@@ -31,7 +30,7 @@ def compose_run(
 
     `rate` is that of plain gradient descent, in place of the settings' optimizer.
     """
-    model = build_model(config.model, data.train.x.shape[1:], data.classes).to(device)
+    model = config.make_model(data.train.x.shape[1:], data.classes).to(device)
     if device.type == "cuda":
         # As a GPU convolves fastest; the values are the same.
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

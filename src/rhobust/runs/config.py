@@ -13,23 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA, data_problem
 from rhobust.errors import ConfigError
-from rhobust.federation.settings import Federation, as_federated
+from rhobust.federation.settings import Federation
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.method import FEDERATED, Method, find_method, methods
-from rhobust.models.catalog import MODELS
+from rhobust.models.catalog import MODELS, build_model, model_problems
+from rhobust.models.source import FORM, Source, digest_problems, is_own
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
 from rhobust.runs.defaults import filled_in
-from rhobust.support.renamed import RENAMED, renamed_problem, with_new_names
+from rhobust.runs.layers import is_federated, method_called, read
+from rhobust.support.renamed import with_new_names
 from rhobust.support.setting import (
     accepted_by,
     below_one,
-    converted,
+    keyword_arguments,
     not_negative,
     one_of,
     positive,
@@ -58,7 +61,21 @@ class Config:
     )
     train_samples: int | None = setting(None, "Number of training samples, the first ones.", positive, usual="all")
     model: str = setting(
-        "mlp", f"Model to train: {', '.join(MODELS)}.", one_of(MODELS), usual="mlp; cnn for mnist and fashion-mnist"
+        "mlp",
+        f"Model to train: {', '.join(MODELS)}; or one of your own, {FORM}.",
+        model_problems,
+        usual="mlp; cnn for mnist and fashion-mnist",
+    )
+    model_args: dict[str, Any] | None = setting(  # noqa: RUF009 (it is a field)
+        None,
+        "Keyword arguments of the factory of a model of your own: a table such as {width = 64}.",
+        keyword_arguments,
+    )
+    model_digest: str | None = setting(
+        None,
+        "SHA-256 of the source of a model of your own. A source with another digest is refused.",
+        digest_problems,
+        usual="that of the file",
     )
     method: str = setting("spgd", "Training method; `rhobust methods` lists them.", one_of([*methods(), *FEDERATED]))
     radius: float | None = setting(
@@ -134,7 +151,7 @@ class Config:
         >>> Config.resolve({"method": "spgd", "radius": 1, "max_steps": 5}).knobs["max_steps"]
         5
         """
-        given, unread = _read(layers)
+        given, unread = read(layers, settings_of(Config))
         config = _built(given, here)
         if problems := [*chain(*unread.values()), *config.problems(here, unread.keys())]:
             raise ConfigError(dict.fromkeys(problems))
@@ -145,6 +162,10 @@ class Config:
         wrong = problems_by_key(self)
         together = chain.from_iterable(check(self, wrong.keys() | unread) for check in _TOGETHER)
         return [*chain(*wrong.values()), *together, *(_of_new_run(self) if here else ())]
+
+    def make_model(self, shape: torch.Size, classes: int) -> nn.Module:
+        """A fresh model on the CPU. Of a model of the user's own this runs the source, if it has its digest."""
+        return build_model(self.model, shape, classes, self.model_args, self.model_digest)
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""
@@ -180,44 +201,11 @@ class Config:
         return cls.resolve(with_new_names(read_toml(path)), *layers, here=here)
 
 
-# Read: layers become one, and each value what its setting is.
-
-
-def _read(layers: tuple[Mapping[str, Any], ...]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """What was given, by key, later layers over earlier ones; and by key what is wrong with how it was given."""
-    merged = {key.replace("-", "_"): value for layer in layers for key, value in layer.items()}
-    problems = {key: [renamed_problem(key, value)] for key, value in merged.items() if key in RENAMED}
-    merged = as_federated(with_new_names(merged))
-    method = _method_called(merged.get("method", Config.method))
-    known = {**settings_of(Config), **settings_of(Federation)}
-    kinds = {key: one.kind for key, one in known.items()} | (method.knob_kinds if method else {})
-    given: dict[str, Any] = {}
-    for key, value in merged.items():
-        try:
-            if key in kinds:
-                given[key] = converted(key, value, kinds[key])
-            elif method:  # without one, what is a knob cannot be told
-                problems[key] = [method.not_a_knob("key", key, known)]
-        except ConfigError as problem:
-            problems[key] = problem.problems
-    if _is_federated(given) and given.pop("epochs", None) is not None:
-        problems["epochs"] = ["a federation trains in rounds, not in epochs: drop epochs, set rounds"]
-    return given, problems
-
-
-def _method_called(name: object) -> Method | None:
-    return methods().get(name) if isinstance(name, str) else None
-
-
-def _is_federated(given: Mapping[str, Any]) -> bool:
-    return not given.keys().isdisjoint(settings_of(Federation))
-
-
 # Fill in: what was not given.
 
 
 def _built(given: Mapping[str, Any], here: bool) -> Config:
-    method, federated = _method_called(given.get("method", Config.method)), _is_federated(given)
+    method, federated = method_called(given.get("method", Config.method)), is_federated(given)
     found = filled_in(given, method, federated, here)
     own, shared = ({key: found[key] for key in settings_of(of) if key in found} for of in (Config, Federation))
     knobs = {knob: found.get(knob, value) for knob, value in method.knobs.items()} if method else {}
@@ -228,7 +216,7 @@ def _built(given: Mapping[str, Any], here: bool) -> Config:
 
 
 def _of_method(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
-    method = _method_called(config.method)
+    method = method_called(config.method)
     if method is None or "method" in wrong:
         return
     if (problem := method.radius_problem(config.radius)) and (config.radius is not None or "radius" not in wrong):
@@ -250,13 +238,19 @@ def _check_theory(config: Config) -> None:
     )
 
 
+def _of_model(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
+    own = [key for key in ("model_args", "model_digest") if getattr(config, key)]
+    if own and not is_own(config.model) and "model" not in wrong:
+        yield f"model '{config.model}' takes no {' and no '.join(own)}: they are for a model of your own, {FORM}"
+
+
 def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
         yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
 
 
 def _of_memory(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
-    method = _method_called(config.method)
+    method = method_called(config.method)
     if config.memory is None:
         return
     if config.federation:
@@ -283,14 +277,16 @@ def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
         yield f"a server that averages takes no step of its own: drop {', '.join(own)}, set local_learning_rate"
 
 
-_TOGETHER = (_of_method, _of_optimizer, _of_memory, _of_federation)
+_TOGETHER = (_of_method, _of_model, _of_optimizer, _of_memory, _of_federation)
 
 
 def _of_new_run(config: Config) -> Iterator[str]:
     """A run that is there is read although its data or device are gone, or a setting has no effect."""
-    method, federation = _method_called(config.method), config.federation
+    method, federation = method_called(config.method), config.federation
     if problem := data_problem(config.data):
         yield problem
+    if is_own(config.model) and not model_problems("model", config.model):
+        yield from refusals(Source.parse(config.model).checked, config.model_digest)
     if config.device == "cuda" and not torch.cuda.is_available():
         yield "device 'cuda' was asked for, but torch sees no CUDA device here"
     if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:

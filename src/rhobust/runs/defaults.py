@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from rhobust.data.catalog import DATA
+from rhobust.errors import ConfigError
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.method import Method
+from rhobust.models.source import Source, is_own
 
 _PAPER_DATA = ("mnist", "fashion-mnist")
 
@@ -28,6 +30,9 @@ def filled_in(given: Mapping[str, Any], method: Method | None, federated: bool, 
         found["data_dir"] = _from_the_root(found["data_dir"])
     if found.get("data") in _PAPER_DATA:
         found.setdefault("model", "cnn")  # the paper's, on the paper's data
+    if here and is_own(found.get("model", "")):
+        found["model"], digest = _own_model(found["model"])
+        found.setdefault("model_digest", digest)
     if found.get("device", "auto") == "auto":
         found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     if found.get("precision", "auto") == "auto":
@@ -44,6 +49,15 @@ def _from_the_root(place: str) -> str:
         return str(Path(place).absolute()) if Path(place).exists() else place
     except OSError:  # a folder on the way that may not be entered, a name too long
         return place
+
+
+def _own_model(model: str) -> tuple[str, str | None]:
+    """A factory, its file absolute, and the digest of its source as it is now; none where a check says why not."""
+    try:
+        source = Source.parse(model).inside(Path.cwd())
+        return str(source), source.digest()
+    except ConfigError:
+        return model, None
 
 
 def _spec_of(rule: GammaRule) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Size, nn
+from torch import Size, Tensor, nn
 
-from rhobust.errors import RunError
-from rhobust.models.catalog import build_model
+from rhobust.errors import ConfigError, RunError
+from rhobust.models.source import Source, is_own
 from rhobust.models.wrapper import ModelWrapper
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
+from rhobust.support.seeding import seeded
 
 
 class TrainedModel(ModelWrapper):
@@ -26,15 +27,42 @@ class TrainedModel(ModelWrapper):
 def load(path: str | Path) -> TrainedModel:
     """The model that `rhobust train` left in a run directory, on the CPU. The data need not be there.
 
-    Raises `RunError` where the run is not finished or its weights do not pass their checksum.
+    A model of your own runs code: its source is imported and its factory called, if the source still has the SHA-256
+    that the run keeps. A model of the library runs no code but the library's. Nothing is unpickled in either case.
+
+    Raises `RunError` if the run is not finished, its weights do not pass their checksum, or the source has changed.
     """
     run = Run.find(Path(path))
     config, state = run.config(), run.trained()
+    if is_own(config.model):
+        _check_source(run, config)
     try:
-        with torch.device("meta"):  # no room is made for what the file may claim, and no random number is drawn
-            model = build_model(config.model, Size(state["shape"]), state["classes"])
-        model.load_state_dict(state["model"], assign=True)
+        model = _with_weights(config, Size(state["shape"]), state["classes"], state["model"])
         lower, upper = state["bounds"]
         return TrainedModel(model, config, float(state["gamma"]), (float(lower), float(upper)))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
+
+
+def _check_source(run: Run, config: Config) -> None:
+    """Refuse to run the source of a model if it is not the one that was trained."""
+    try:
+        Source.parse(config.model).checked(config.model_digest)
+    except ConfigError as problem:
+        raise RunError(
+            f"{run.path} needs the source of its model. {problem}. If the file was moved, correct model in "
+            f"{run.config_path}"
+        ) from None
+
+
+def _with_weights(config: Config, shape: Size, classes: int, weights: dict[str, Tensor]) -> nn.Module:
+    """The model with these weights, made without drawing a number from the global generator."""
+    if is_own(config.model):  # it may compute with values that its state does not hold: made in full, as in training
+        with seeded(config.seed, torch.device("cpu")):
+            model = config.make_model(shape, classes)
+        model.load_state_dict(weights)
+    else:
+        with torch.device("meta"):  # no room is made for what the file may claim
+            model = config.make_model(shape, classes)
+        model.load_state_dict(weights, assign=True)
+    return model

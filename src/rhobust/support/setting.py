@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.support.toml import typed
@@ -17,7 +17,11 @@ Check = Callable[[str, Any], Iterable[str]]
 """(key, value) -> what is wrong with the value of a setting."""
 
 _MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
-_KINDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS: dict[type, str] = {
+    **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
+    dict: "a table, such as {width = 64}",
+}
+_DEEPEST = 8  # tables and lists within each other
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,11 @@ def settings_of(owner: type) -> Mapping[str, Setting]:
 def kind_of(annotation: Any) -> type:
     """What a value must be, unless it is unset; `tuple` stands for a whole number, or several that take turns.
 
-    >>> kind_of(float | None), kind_of(int | tuple[int, ...])
-    (<class 'float'>, <class 'tuple'>)
+    >>> kind_of(float | None), kind_of(int | tuple[int, ...]), kind_of(dict[str, int] | None)
+    (<class 'float'>, <class 'tuple'>, <class 'dict'>)
     """
     parts = [part for part in get_args(annotation) or [annotation] if part is not NoneType]
-    return parts[0] if len(parts) == 1 else tuple
+    return get_origin(parts[0]) or parts[0] if len(parts) == 1 else tuple
 
 
 def converted(key: str, value: object, kind: type) -> Any:
@@ -94,10 +98,14 @@ def problems_by_key(settings: Any) -> dict[str, list[str]]:
 
 
 def _problems(known: Setting, value: Any) -> Iterator[str]:
-    if isinstance(value, str) and value != value.encode(errors="ignore").decode():
+    if isinstance(value, str) and not _is_writable(value):
         yield f"{known.key} is not text that could be written down: {value!r}"
     elif known.check and value is not None:
         yield from known.check(known.key, value)
+
+
+def _is_writable(text: str) -> bool:
+    return text == text.encode(errors="ignore").decode()
 
 
 def refusals(build: Callable[..., object], *given: object) -> Iterator[str]:
@@ -147,3 +155,28 @@ def thread_count(key: str, value: int) -> Iterator[str]:
     yield from positive(key, value)
     if value > _MOST_THREADS:
         yield f"{key} must be at most {_MOST_THREADS}, not {value}"
+
+
+def keyword_arguments(key: str, value: Mapping[Any, Any]) -> Iterator[str]:
+    """Its keys are names, and its values can be written as TOML and read back as they were."""
+    for name, one in value.items():
+        if not (isinstance(name, str) and name.isidentifier() and _is_writable(name)):
+            yield f"{key} has the key {name!r}, which is no name of an argument"
+        elif not _is_plain(one, _DEEPEST):
+            yield (
+                f"{key}.{name} must be text, true or false, a whole number of 64 bits, a number, or a list or table of "
+                f"such values, {_DEEPEST} deep at most; it is a {type(one).__name__}"
+            )
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if isinstance(value, dict):
+        keys = all(isinstance(key, str) and _is_writable(key) for key in value)
+        return depth > 0 and keys and all(_is_plain(one, depth - 1) for one in value.values())
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in value)
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    if type(value) is float:
+        return not math.isnan(value)  # it does not equal itself
+    return type(value) is bool or (type(value) is str and _is_writable(value))
