@@ -7,6 +7,7 @@ psi = loss(theta; zeta) + gamma (rho - c(z, zeta))                              
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +17,16 @@ from torch import Tensor, nn
 from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
+from rhobust.batch_norm import beyond_theory, check_apart, check_batch_norm, check_way, frozen
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
+from rhobust.gamma_parameter import but_precise, gamma_parameter
 from rhobust.losses import PerSampleLoss, tempered
+from rhobust.own_loop import OwnLoop
 from rhobust.support.compiling import compilable
 from rhobust.support.probing import probing
-from rhobust.validator import (
-    check_batch,
-    check_labels,
-    check_model,
-    check_settings,
-    check_sign,
-    check_start,
-)
+from rhobust.validator import check_batch, check_labels, check_settings, check_sign, check_start
 
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
 # of the way leads to a target that depends on the start by the slope alone: what was remembered would be forgotten.
@@ -82,6 +79,8 @@ class RobustObjective(nn.Module):
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
     In evaluation mode, after `.eval()`, there is no noise, and of steps that take turns the deepest counts.
+    The ascent sees the model in evaluation mode: without dropout, and with the running statistics of BatchNorm. The
+    pass whose gradient is taken has the modes that you set. `batch_norm` is one of `batch_norm.WAYS`.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -104,6 +103,7 @@ class RobustObjective(nn.Module):
         bounds: tuple[float, float] | None = None,
         noise: float = 0.0,
         temper: float = 0.0,
+        batch_norm: str = "ascent-eval",
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
@@ -113,17 +113,15 @@ class RobustObjective(nn.Module):
         self.cost: Cost = SquaredL2() if cost is None else cost
         self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
         check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise, temper)
+        check_way(batch_norm)
         self.model = model
         self.loss = loss
         self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
-        self.noise, self.temper = float(noise), float(temper)
-        some = next(model.parameters(), torch.zeros(()))
-        precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
-        self.gamma = nn.Parameter(
-            torch.tensor(float(gamma), dtype=precision, device=some.device), requires_grad=self.maximizer.penalized
-        )
+        self.noise, self.temper, self.batch_norm = float(noise), float(temper), batch_norm
+        self.gamma = gamma_parameter(gamma, model, learned=self.maximizer.penalized)
         self.turn = 0
         """The number of the next training step, for maximizers that do not do the same in each; only calls set it."""
+        self.own_loop = OwnLoop()
         self._checked = CheckedLoss()
 
     def forward(self, x: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
@@ -140,12 +138,13 @@ class RobustObjective(nn.Module):
 
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
-        check_model(self.model)
+        self.own_loop.called(self, self.gamma, self.check_model(len(center)))
         self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
         labels, maximum, cost = self._solve(center, y, start, maximizer)  # Alg. 1 and 2, line 3; Alg. 3, line 5
         self.turn += self.training
-        loss = self._losses(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
+        with frozen(self.model, self.batch_norm):
+            loss = self._losses(self.model(maximum.zeta), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -166,7 +165,7 @@ class RobustObjective(nn.Module):
 
     def maximum(self, x: Tensor, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
-        check_model(self.model, training=False)
+        check_apart(self.model)
         self.check(x, y)
         return self._solve(x, y, None, self.maximizer)[1]
 
@@ -205,6 +204,11 @@ class RobustObjective(nn.Module):
         check_batch(x, y, self.bounds)
         if self._checked.classes:
             check_labels(y, self._checked.classes)
+
+    def check_model(self, size: int | None = None) -> str | None:
+        """Refuse layers that couple the samples of a batch of this size; why the ascent is beyond the theory, if so."""
+        moves = bool(self.maximizer.gradients)
+        return beyond_theory(check_batch_norm(self.model, self.batch_norm, moves, size), moves)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way.
@@ -265,6 +269,10 @@ class RobustObjective(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(0))  # checkpoints from before there was one
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RobustObjective:
+        super()._apply(but_precise(fn, self.gamma), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         more = "".join(f", {name}={value}" for name in ("noise", "temper") if (value := getattr(self, name)))

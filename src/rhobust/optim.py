@@ -199,6 +199,7 @@ class ProximalOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One proximal step on theta and one ruled step on gamma, from the gradients as they stand."""
+        self.objective.own_loop.before_step(self.objective, self.objective.gamma.grad)
         # Alg. 1 and 2, line 4; Alg. 3, line 8
         result = self.base.step(closure)
         self._prox_step()

@@ -10,6 +10,7 @@ from torch import Size, nn
 
 from rhobust.errors import ConfigError, unknown
 from rhobust.models.block_convolution import BlockConv2d
+from rhobust.models.resnet import resnet
 
 
 def linear(shape: Size, classes: int) -> nn.Module:
@@ -66,6 +67,7 @@ MODELS: dict[str, Callable[[Size, int], nn.Module]] = {
     "cnn": cnn,
     "cnn-stride1": partial(cnn, strides=(1, 1, 1)),
     "cnn-elu": partial(cnn, activation=nn.ELU),
+    "resnet": resnet,
 }
 """Builder of every model by name."""
 
@@ -74,7 +76,7 @@ def build_model(name: str, shape: Size, classes: int) -> nn.Module:
     """A fresh model by name, for inputs of `shape` (without the batch); initialized from the global generator."""
     if name not in MODELS:
         raise ConfigError([unknown("model", name, MODELS)])
-    if name.startswith("cnn") and len(shape) != 3:
+    if name.startswith(("cnn", "resnet")) and len(shape) != 3:
         raise ConfigError(
             [f"model '{name}' needs images (channels, height, width), not samples of shape {tuple(shape)}"]
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rhobust import batch_norm
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA, data_problem
@@ -24,7 +25,7 @@ from rhobust.method import FEDERATED, Method, find_method, methods
 from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
-from rhobust.runs.defaults import filled_in
+from rhobust.runs.defaults import PRECISIONS, filled_in
 from rhobust.support.renamed import RENAMED, renamed_problem, with_new_names
 from rhobust.support.setting import (
     accepted_by,
@@ -43,9 +44,6 @@ from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
 from rhobust.training.schedule import SCHEDULES
 from rhobust.validator import check_settings
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,7 @@ class Config:
         lambda _, decay: filter(None, [decay_problem(decay)]),
         usual="off",
     )
+    batch_norm: str = setting("ascent-eval", batch_norm.HELP, one_of(batch_norm.WAYS))
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
 

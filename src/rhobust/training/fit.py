@@ -80,6 +80,7 @@ def fit(
     ema: float | None = None,
     memory: float | None = None,
     schedule: str = "constant",
+    batch_norm: str = "ascent-eval",
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -92,9 +93,9 @@ def fit(
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
     where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
-    changes over the training: constant, cosine or one-cycle. On a GPU the step is captured once and
-    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
-    were.
+    changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
+    (`batch_norm.WAYS`). On a GPU the step is captured once and replayed, where it can be. The random draws of the
+    training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
@@ -141,6 +142,7 @@ def fit(
         gamma_min=gamma_min,
         gamma_rule=gamma_rule,
         bounds=bounds,
+        batch_norm=batch_norm,
     )
     batches = batches_of(data, batch_size, seed, some.device, some.dtype)
     engine = central_engine(
