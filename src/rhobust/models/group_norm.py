@@ -6,6 +6,7 @@ import copy
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from rhobust.errors import Refused
 
@@ -25,6 +26,8 @@ def to_group_norm(model: nn.Module) -> nn.Module:
     >>> converted[1]
     GroupNorm(4, 16, eps=1e-05, affine=True)
     """
+    if any(isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params() for layer in model.modules()):
+        raise Refused("the model has layers that do not know their sizes yet: run one batch through it first")
     converted = copy.deepcopy(model)
     if isinstance(converted, _BatchNorm):
         return _group_norm(converted)
@@ -38,8 +41,6 @@ def to_group_norm(model: nn.Module) -> nn.Module:
 
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
-    if channels < 1:
-        raise Refused(f"{type(layer).__name__} does not know its channels yet: run one batch through the model first")
     groups = max(
         groups
         for groups in range(1, _MOST_GROUPS + 1)
