@@ -31,6 +31,11 @@ _WAYS_OUT = (
     "rhobust.models.to_group_norm(model)"
 )
 
+_BEYOND_THEORY = (
+    "the ascent uses the running statistics of the BatchNorm layers, and the weights' step those of the batch. "
+    f"This is common practice but outside the theory: the sup is of another function. {_WAYS_OUT}"
+)
+
 
 def check_way(batch_norm: object) -> None:
     """Refuse what is none of the ways."""
@@ -45,11 +50,11 @@ def check_apart(model: nn.Module) -> None:
             raise Refused(_untracked(name, layer))
 
 
-def check_batch_norm(model: nn.Module, batch_norm: str, moves: bool, size: int | None = None) -> bool:
-    """Whether the training pass normalizes with the statistics of the batch.
+def check_batch_norm(model: nn.Module, batch_norm: str, moves: bool, size: int | None = None) -> str | None:
+    """Refuse layers that the chosen way does not allow, and a batch of one sample, which has no statistics.
 
-    Refuse layers that the chosen way does not allow, and a batch of one sample, which has no statistics. `moves`: an
-    ascent moves the samples. `size`: the number of samples in the batch, where there is one.
+    The answer is what the user should know, if anything. `moves`: an ascent moves the samples. `size`: the number of
+    samples in the batch, where there is one.
     """
     coupled = False
     for name, layer in model.named_modules():
@@ -70,7 +75,7 @@ def check_batch_norm(model: nn.Module, batch_norm: str, moves: bool, size: int |
                     "drop that batch, or use batch_norm='frozen'"
                 )
             coupled = True
-    return coupled
+    return _BEYOND_THEORY if coupled and moves else None
 
 
 def check_federated(model: nn.Module, batch_norm: str) -> None:
@@ -81,16 +86,6 @@ def check_federated(model: nn.Module, batch_norm: str) -> None:
                 f"layer '{name}' ({type(layer).__name__}) needs running statistics, and in a federation they never "
                 f"move: uploads carry gradients only. {_WAYS_OUT}"
             )
-
-
-def beyond_theory(coupled: bool, moves: bool) -> str | None:
-    """What the user should know of an ascent on a model whose training pass uses the statistics of the batch."""
-    if not (coupled and moves):
-        return None
-    return (
-        "the ascent uses the running statistics of the BatchNorm layers, and the weights' step those of the batch. "
-        f"This is common practice but outside the theory: the sup is of another function. {_WAYS_OUT}"
-    )
 
 
 @contextmanager

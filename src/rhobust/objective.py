@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
-from rhobust.batch_norm import beyond_theory, check_apart, check_batch_norm, check_way, frozen
+from rhobust.batch_norm import check_apart, check_batch_norm, check_way, frozen
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
@@ -79,8 +80,8 @@ class RobustObjective(nn.Module):
     With `noise` a training sample is first moved by uniform noise of that half-width in every coordinate, at no cost:
     the ball is centered at the smoothed data. This keeps a model from overfitting to the one gradient of an ascent.
     In evaluation mode, after `.eval()`, there is no noise, and of steps that take turns the deepest counts.
-    The ascent sees the model in evaluation mode: without dropout, and with the running statistics of BatchNorm. The
-    pass whose gradient is taken has the modes that you set. `batch_norm` is one of `batch_norm.WAYS`.
+    The ascent sees the model in evaluation mode: without dropout, with running statistics of BatchNorm. The training
+    pass has the modes that you set, but for BatchNorm, which `batch_norm` may freeze (`batch_norm.WAYS`).
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -207,8 +208,7 @@ class RobustObjective(nn.Module):
 
     def check_model(self, size: int | None = None) -> str | None:
         """Refuse layers that couple the samples of a batch of this size; why the ascent is beyond the theory, if so."""
-        moves = bool(self.maximizer.gradients)
-        return beyond_theory(check_batch_norm(self.model, self.batch_norm, moves, size), moves)
+        return check_batch_norm(self.model, self.batch_norm, bool(self.maximizer.gradients), size)
 
     def problem(self, x: Tensor, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way.
@@ -232,7 +232,7 @@ class RobustObjective(nn.Module):
             zeta, behind = maximizer.start(problem), 0
         else:
             zeta, behind = _begun(problem.z, start, self.bounds), _BEHIND
-        with probing(self.model):
+        with probing(self.model) if maximizer.gradients else nullcontext():
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
