@@ -39,7 +39,7 @@ _BEYOND_THEORY = (
 
 def check_way(batch_norm: object) -> None:
     """Refuse what is none of the ways."""
-    if batch_norm not in WAYS:
+    if not isinstance(batch_norm, str) or batch_norm not in WAYS:
         raise Refused(unknown("batch_norm", batch_norm, WAYS))
 
 

@@ -18,7 +18,7 @@ import rhobust
 from rhobust.ascent import Ball, ErrorAscent, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.batch_norm import WAYS
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
-from rhobust.errors import DataError, Refused
+from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.runs.config import Config
 from rhobust.runs.start import train_run
@@ -246,8 +246,18 @@ def test_a_batch_norm_without_running_statistics_is_refused_wherever_samples_mov
 def test_another_way_is_unknown() -> None:
     with pytest.raises(Refused, match=r"unknown batch_norm 'freeze' \(did you mean 'frozen'\?\); known: ascent-eval"):
         build(batch_norm="freeze")
-    with pytest.raises(Refused, match="unknown batch_norm"):
-        build(batch_norm=["frozen"])
+
+
+@pytest.mark.parametrize(
+    "way", [None, True, 1, math.nan, ["frozen"], X, X.numpy(), b"frozen", "Frozen", ""], ids=lambda w: type(w).__name__
+)
+def test_what_is_no_way_is_one_error_everywhere(way: Any) -> None:
+    with pytest.raises(Refused, match=r"^unknown batch_norm '(.|\n)*known: ascent-eval, frozen, refuse$"):
+        build(batch_norm=way)
+    with pytest.raises(Refused, match=r"^unknown batch_norm"):
+        rhobust.fit(nn.Linear(3, 3), (X, Y), method="erm", batch_norm=way)
+    with pytest.raises(ConfigError, match=r"^(unknown batch_norm|batch_norm must be text)"):
+        Config.resolve({"method": "erm", "batch_norm": way})
 
 
 @pytest.mark.parametrize("maximizer", MAXIMIZERS, ids=lambda m: type(m).__name__)

@@ -98,5 +98,11 @@ def test_a_layer_that_waits_for_its_first_batch_is_refused() -> None:
         to_group_norm(nn.Sequential(nn.LazyBatchNorm1d()))
 
 
+@pytest.mark.parametrize("model", [None, nn.BatchNorm2d, "resnet", torch.ones(2), lambda x: x])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(Refused, match=r"to_group_norm takes a model, an nn\.Module, not "):
+        to_group_norm(model)
+
+
 def test_the_root_knows_the_models() -> None:
     assert rhobust.models.to_group_norm is to_group_norm

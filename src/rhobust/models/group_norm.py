@@ -23,9 +23,11 @@ def to_group_norm(model: nn.Module) -> nn.Module:
     optimizer must be built over the weights of the copy.
 
     >>> converted = to_group_norm(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)))
-    >>> converted[1]
-    GroupNorm(4, 16, eps=1e-05, affine=True)
+    >>> type(converted[1]).__name__, converted[1].num_groups
+    ('GroupNorm', 4)
     """
+    if not isinstance(model, nn.Module):
+        raise Refused(f"to_group_norm takes a model, an nn.Module, not {model!r}")
     if any(isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params() for layer in model.modules()):
         raise Refused("the model has layers that do not know their sizes yet: run one batch through it first")
     converted = copy.deepcopy(model)
