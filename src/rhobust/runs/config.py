@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rhobust import batch_norm
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA, data_problem
@@ -26,7 +27,7 @@ from rhobust.models.catalog import MODELS, build_model, model_problems
 from rhobust.models.source import FORM, Source, digest_problems, is_own
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
-from rhobust.runs.defaults import filled_in
+from rhobust.runs.defaults import PRECISIONS, filled_in
 from rhobust.runs.layers import is_federated, method_called, read
 from rhobust.support.renamed import with_new_names
 from rhobust.support.setting import (
@@ -46,9 +47,6 @@ from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
 from rhobust.training.schedule import SCHEDULES
 from rhobust.validator import check_settings
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ class Config:
         lambda _, decay: filter(None, [decay_problem(decay)]),
         usual="off",
     )
+    batch_norm: str = setting("ascent-eval", batch_norm.HELP, one_of(batch_norm.WAYS))
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
 
