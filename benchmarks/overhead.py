@@ -38,6 +38,7 @@ from rhobust import ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.attacks.attack import Attack, attack
 from rhobust.models.catalog import cnn, linear
+from rhobust.models.resnet import resnet
 from rhobust.support.environment import environment
 from rhobust.support.files import write_json
 
@@ -395,6 +396,13 @@ def training_contests(network: nn.Module, x: Tensor, y: Tensor) -> list[Contest]
     ]
 
 
+def batch_norm_contests(network: nn.Module, x: Tensor, y: Tensor) -> list[Contest]:
+    """ERM steps of a network with BatchNorm, in training mode."""
+    reference = training_by_hand(copy.deepcopy(network), x, y, 0)
+    own = training(copy.deepcopy(network), x, y, MAXIMIZERS[ERM])
+    return [Contest("ERM step, ResNet with BatchNorm", HAND, reference, {ERM: own}, 40, time_goal=SETTINGS.time_goal)]
+
+
 def small_contests(network: nn.Module, x: Tensor, y: Tensor) -> list[Contest]:
     """The same steps on a model so small that what the library adds to each step stands out."""
 
@@ -453,6 +461,7 @@ def measure(output: Path, scale: float) -> None:
     torch.manual_seed(SETTINGS.seed)
     shape = torch.Size(SETTINGS.shape)
     network, small = cnn(shape, SETTINGS.classes), linear(shape, SETTINGS.classes)
+    residual = resnet(shape, SETTINGS.classes)
     unit = torch.rand(SETTINGS.batch, *shape)  # in [0, 1]
     x, y = 2 * unit - 1, torch.randint(SETTINGS.classes, (SETTINGS.batch,))
 
@@ -460,6 +469,7 @@ def measure(output: Path, scale: float) -> None:
     network.train()
     contests = [
         *training_contests(network, x, y),
+        *batch_norm_contests(residual, x, y),
         *small_contests(small, x, y),
         *attacks,
         *inner_contests(network, x, y),

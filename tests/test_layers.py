@@ -11,11 +11,14 @@ import rhobust
 ROOT = Path(rhobust.__file__).parent
 BLOCKED = ("numpy", "scipy", "sklearn", "safetensors", "matplotlib", "typer", "rich", "nvflare")
 
-# A layer a line, the lowest first. A line in brackets is one room: its modules may import each other.
-LAYERS = """
+# A layer a line, the lowest first. A line in brackets is one room: its modules may import each other. A line that is
+# indented further belongs to the one before.
+LAYERS = (
+    """
     [errors checks]
     support
-    [costs regularizers gamma_rules losses memory ascent inputs validator checked_loss surrogate objective optim method]
+    [costs regularizers gamma_rules losses memory ascent inputs validator batch_norm checked_loss gamma_parameter
+     own_loop surrogate objective optim method]
     models data attacks charts drift
     certificates
     evaluation
@@ -25,7 +28,10 @@ LAYERS = """
     deployment report
     reproduction
     commands
-""".strip().splitlines()
+""".replace("\n     ", " ")
+    .strip()
+    .splitlines()
+)
 LAYER = {room: number for number, line in enumerate(LAYERS) for room in line.strip("[] ").split()}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rhobust.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rhobust import ascent, costs, data, errors, memory, regularizers
+    from rhobust import ascent, costs, data, errors, memory, models, regularizers
     from rhobust.certificates.certify import certify
     from rhobust.evaluation.evaluate import evaluate
     from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
@@ -45,6 +45,7 @@ __all__ = [
     "load",
     "memory",
     "methods",
+    "models",
     "regularizers",
 ]
 

@@ -7,6 +7,8 @@ psi = loss(theta; zeta) + gamma (rho - c(z, zeta))                              
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,22 +17,18 @@ from torch import Tensor, nn
 from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem, project
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
+from rhobust.batch_norm import check_apart, check_batch_norm, check_way, frozen
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
+from rhobust.gamma_parameter import but_precise, gamma_parameter
 from rhobust.inputs import Inputs, Perturb, attached, bound, mask_of, part_of
 from rhobust.losses import PerSampleLoss, tempered
+from rhobust.own_loop import OwnLoop
 from rhobust.support.compiling import compilable
 from rhobust.support.probing import probing
 from rhobust.surrogate import Surrogate
-from rhobust.validator import (
-    check_batch,
-    check_labels,
-    check_model,
-    check_settings,
-    check_sign,
-    check_start,
-)
+from rhobust.validator import check_batch, check_labels, check_settings, check_sign, check_start
 
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
 # of the way leads to a target that depends on the start by the slope alone: what was remembered would be forgotten.
@@ -55,6 +53,8 @@ class RobustObjective(nn.Module):
     Of inputs that are a dict or a tuple, and of token numbers, `perturb` names what moves (`Perturb`): a key, an index,
     or a submodule whose output moves. Where x, or its part that moves, has a gradient, that gradient is taken at a
     fixed displacement: whatever computed x trains along.
+    The ascent sees the model in evaluation mode: without dropout, with running statistics of BatchNorm. The training
+    pass has the modes that you set, but for BatchNorm, which `batch_norm` may freeze (`batch_norm.WAYS`).
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> objective = RobustObjective(model, lambda out, y: (out[:, 0] - y) ** 2, radius=0.5, gamma=4.0)
@@ -78,6 +78,7 @@ class RobustObjective(nn.Module):
         noise: float = 0.0,
         temper: float = 0.0,
         perturb: Perturb | str | int | None = None,
+        batch_norm: str = "ascent-eval",
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or not callable(loss):
@@ -87,18 +88,16 @@ class RobustObjective(nn.Module):
         self.cost: Cost = SquaredL2() if cost is None else cost
         self.maximizer: Maximizer = Oracle() if maximizer is None else maximizer
         check_settings(radius, self.cost, self.maximizer, gamma, gamma_min, bounds, noise, temper)
+        check_way(batch_norm)
         self.model = model
         self.loss = loss
         self.radius, self.gamma_min, self.bounds = float(radius), float(gamma_min), bounds
-        self.noise, self.temper = float(noise), float(temper)
+        self.noise, self.temper, self.batch_norm = float(noise), float(temper), batch_norm
         self.perturb = perturb if isinstance(perturb, Perturb | None) else Perturb(perturb)
-        some = next(model.parameters(), torch.zeros(()))
-        precision = torch.float64 if some.dtype == torch.float64 else torch.float32  # never lower: gamma is a sum
-        self.gamma = nn.Parameter(
-            torch.tensor(float(gamma), dtype=precision, device=some.device), requires_grad=self.maximizer.penalized
-        )
+        self.gamma = gamma_parameter(gamma, model, learned=self.maximizer.penalized)
         self.turn = 0
         """The number of the next training step, for maximizers that do not do the same in each; only calls set it."""
+        self.own_loop = OwnLoop()
         self._checked = CheckedLoss()
 
     def forward(self, x: Inputs, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
@@ -121,12 +120,13 @@ class RobustObjective(nn.Module):
     def _surrogate(
         self, model: nn.Module, center: Tensor, y: Tensor, start: Tensor | None, turn: int | None
     ) -> Surrogate:
-        check_model(self.model)
+        self.own_loop.called(self, self.gamma, self.check_model(len(center)))
         self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
         labels, maximum, cost = self._solve(model, center, y, start, maximizer)  # Alg. 1, 2, line 3; Alg. 3, line 5
         self.turn += self.training
-        loss = self._losses(model(attached(center, maximum.zeta)), labels)  # (B,), now with a gradient in theta
+        with frozen(self.model, self.batch_norm):
+            loss = self._losses(model(attached(center, maximum.zeta)), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -147,7 +147,7 @@ class RobustObjective(nn.Module):
 
     def maximum(self, x: Inputs, y: Tensor) -> Maximum:
         """The inner sup alone, for attacks and certificates: no graph, and train-mode layers do no harm."""
-        check_model(self.model, training=False)
+        check_apart(self.model)
         model, z = bound(self.model, x, self.perturb)
         self._check(z, y)
         return self._solve(model, z, y, None, self.maximizer)[1]
@@ -194,6 +194,10 @@ class RobustObjective(nn.Module):
         if self._checked.classes:
             check_labels(y, self._checked.classes)
 
+    def check_model(self, size: int | None = None) -> str | None:
+        """Refuse layers that couple the samples of a batch of this size; why the ascent is beyond the theory, if so."""
+        return check_batch_norm(self.model, self.batch_norm, bool(self.maximizer.gradients), size)
+
     def problem(self, x: Inputs, y: Tensor) -> Problem:
         """The inner problem of a batch, for whoever wants to solve it another way.
 
@@ -220,7 +224,7 @@ class RobustObjective(nn.Module):
             zeta, behind = maximizer.start(problem), 0
         else:
             zeta, behind = _begun(problem.z, start, self.bounds, problem.mask), _BEHIND
-        with probing(self.model):
+        with probing(self.model) if maximizer.gradients else nullcontext():
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
 
@@ -258,6 +262,10 @@ class RobustObjective(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(0))  # checkpoints from before there was one
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RobustObjective:
+        super()._apply(but_precise(fn, self.gamma), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         more = "".join(f", {name}={value}" for name in ("noise", "temper") if (value := getattr(self, name)))

@@ -122,6 +122,7 @@ class ProximalOptimizer(Optimizer):
 
     It is an `Optimizer` itself (its last parameter group is gamma), so schedulers and gradient scalers take it.
     Schedules set the learning rate of theta. That of gamma is its rule's, `gamma_rule.lr`; its group's is not read.
+    Clip the gradients of `objective.model.parameters()` only: gamma learns late where its own is clipped, too.
     An optimizer whose per-coordinate step is not known (`METRICS`) needs `metric=` as soon as r is not zero.
 
     >>> import rhobust
@@ -199,6 +200,7 @@ class ProximalOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One proximal step on theta and one ruled step on gamma, from the gradients as they stand."""
+        self.objective.own_loop.before_step(self.objective, self.objective.gamma.grad)
         # Alg. 1 and 2, line 4; Alg. 3, line 8
         result = self.base.step(closure)
         self._prox_step()

@@ -1,4 +1,4 @@
-"""Refusals of models, settings and data that would break the theory, each with its reason and its fix."""
+"""Refusals of settings, data and losses that would break the theory, each with its reason and its fix."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from rhobust.ascent.maximizer import Maximizer
 from rhobust.checks import is_number
@@ -60,18 +59,6 @@ def check_settings(
         )
     if problem := maximizer.refusal(cost, gamma_min):
         raise Refused(problem)
-
-
-def check_model(model: nn.Module, training: bool = True) -> None:
-    """Refuse layers that let one sample of a batch see another; `training`: in the mode they are in, else in
-    evaluation mode."""
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and ((training and module.training) or module.running_mean is None):
-            raise Refused(
-                f"layer '{name}' ({type(module).__name__}) normalizes with the statistics of the batch, so moving one "
-                "sample changes the loss of the others and the sup is no longer per sample. Put it in evaluation mode "
-                "(layer.eval(), with running statistics), or use GroupNorm or LayerNorm"
-            )
 
 
 def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None) -> None:

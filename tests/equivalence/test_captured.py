@@ -19,6 +19,7 @@ from rhobust.data.samples import Samples
 from rhobust.errors import DataError, Diverged
 from rhobust.federation.messages import Task, flat
 from rhobust.federation.worker import LocalSteps, Worker
+from rhobust.inputs import Perturb
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.method import find_method
@@ -432,3 +433,105 @@ def test_engines_made_in_turn_keep_no_memory() -> None:
         gc.collect()
         left.append(torch.cuda.memory_allocated())
     assert left[2] == left[1]
+
+
+def residual() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model("resnet", torch.Size([1, 28, 28]), 10)
+
+
+def buffers(engine: Engine) -> dict[str, Tensor]:
+    return dict(engine.objective.model.named_buffers())
+
+
+@pytest.mark.parametrize("way", ["ascent-eval", "frozen"])
+@pytest.mark.parametrize("method", ["erm", "fgsm", "spgd", "spgda", "spgda-loss"])
+def test_captured_batch_norm_is_eager(method: str, way: str) -> None:
+    """Weights, running statistics and the number of batches, which each replay counts once."""
+    captured, eager = both(method, model=residual(), source=Stream(batches(24)))
+    for one in (captured, eager):
+        one.objective.batch_norm = way
+        one.objective.own_loop.silent = True
+    heard = Heard()
+    train(captured, observer=heard), train(eager)
+    assert captured.captured, heard.said
+    assert close(captured, eager, 1e-3)
+    for name, found in buffers(captured).items():
+        expected = buffers(eager)[name]
+        if name.endswith("num_batches_tracked"):
+            assert int(found) == int(expected) == (24 if way == "ascent-eval" else 0)
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_captured_average_has_the_running_statistics_of_an_eager_one() -> None:
+    captured, eager = both("erm", model=residual(), source=Stream(batches(24)))
+    for one in (captured.eager, eager):
+        one.ema = WeightAverage(one.objective.model, 0.9)
+        train(captured if one is captured.eager else eager)
+    assert captured.captured
+    assert close(captured, eager, 1e-3)
+    torch.testing.assert_close(
+        buffers(captured)["0.1.running_mean"], buffers(eager)["0.1.running_mean"], rtol=1e-2, atol=1e-3
+    )
+
+
+def test_a_step_that_diverges_leaves_the_running_statistics_of_the_last_look() -> None:
+    source = in_memory(20, 32)  # all are looked at once: what comes later may be no number
+    captured = graph_engine("erm", source, model=residual())
+    done = len(train(captured))
+    before = {name: part.clone() for name, part in buffers(captured).items()}
+    further = list(source.epoch(1))[:10]
+    further[5] = further[5]._replace(x=further[5].x * math.nan)
+    for step, batch in enumerate(further, start=done):
+        captured.take(batch, step, 1)
+    with pytest.raises(Diverged):
+        captured.flush()
+    assert captured.captured
+    for name, part in buffers(captured).items():
+        assert torch.equal(part, before[name]), name
+
+
+def test_batch_norm_in_bfloat16_is_captured() -> None:
+    half = graph_engine("erm", Stream(batches(24)), model=residual(), precision=torch.bfloat16)
+    full = graph_engine("erm", Stream(batches(24)), model=residual())
+    train(half), train(full)
+    assert half.captured
+    assert all(part.dtype in (torch.float32, torch.int64) for part in buffers(half).values())
+    moved = buffers(full)["0.1.running_mean"]
+    torch.testing.assert_close(buffers(half)["0.1.running_mean"], moved, rtol=0.1, atol=0.02)
+
+
+class Words(nn.Module):
+    """Class scores from the mean embedding of the words that are no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(50, 16), nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 10))
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        some = mask[..., None].float()
+        scores: Tensor = self.out((self.embedding(tokens) * some).sum(1) / some.sum(1).clamp_min(1))
+        return scores
+
+
+@pytest.mark.parametrize("method", ["erm", "spgd", "spgda", "spgda-loss"])
+def test_captured_moves_of_an_embedding_are_eager(method: str) -> None:
+    draws = torch.Generator("cuda").manual_seed(2)
+    given = []
+    for number in range(24):
+        tokens = torch.randint(50, (SIZES[number % len(SIZES)], 7), device="cuda", generator=draws)
+        lengths = 1 + torch.randint(7, (len(tokens), 1), device="cuda", generator=draws)
+        mask = torch.arange(7, device="cuda")[None] < lengths
+        given.append(Batch({"tokens": tokens, "mask": mask}, tokens[:, 0] % 10))
+    torch.manual_seed(0)
+    captured, eager = both(method, model=Words(), source=Stream(given))
+    for one in (captured, eager):
+        one.objective.bounds, one.objective.perturb = None, Perturb("embedding", mask="mask")
+    heard = Heard()
+    replayed, launched = train(captured, observer=heard), train(eager)
+    assert captured.captured, heard.said
+    assert close(captured, eager, 1e-4)
+    assert [record.rho_eff for record in replayed] == pytest.approx(
+        [record.rho_eff for record in launched], rel=1e-3, abs=1e-6
+    )

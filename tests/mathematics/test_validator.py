@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import rhobust
 from rhobust.ascent import Ball, ErrorAscent, Identity, Maximizer, Oracle, PenalizedAscent
+from rhobust.batch_norm import WAYS
 from rhobust.costs import SquaredL2, SquaredLinf, SquaredLp
-from rhobust.errors import DataError, Refused
+from rhobust.errors import ConfigError, DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.runs.config import Config
 from rhobust.runs.start import train_run
@@ -212,17 +213,60 @@ def test_a_margin_is_a_classifier_s(maximizer: Maximizer) -> None:
 
 COUPLED = {
     "in training mode": lambda: nn.BatchNorm1d(3),
-    "without running statistics": lambda: nn.BatchNorm1d(3, track_running_stats=False).eval(),
     "inside another module": lambda: nn.Sequential(nn.Identity(), nn.BatchNorm1d(3)),
 }
 
 
 @pytest.mark.parametrize("maximizer", MAXIMIZERS, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("kind", COUPLED)
-def test_a_batch_norm_that_uses_the_batch_is_refused(kind: str, maximizer: Maximizer) -> None:
-    objective = build(nn.Sequential(nn.Linear(3, 3), COUPLED[kind]()), maximizer=maximizer)
+def test_a_batch_norm_that_uses_the_batch_is_refused_where_that_was_asked(kind: str, maximizer: Maximizer) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), COUPLED[kind]())
     what = r"layer '1(\.1)?' \(BatchNorm1d\) normalizes with the statistics of the batch"
-    refused(objective, X, Y, what + r".*per sample\. Put it in evaluation mode.*GroupNorm or LayerNorm", Refused)
+    way_out = r".*per sample\. Use batch_norm='frozen'.*rhobust\.models\.to_group_norm\(model\)"
+    refused(build(model, maximizer=maximizer, batch_norm="refuse"), X, Y, what + way_out, Refused)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_norm_without_running_statistics_is_refused_wherever_samples_move(way: str, mode: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)).train(mode)
+    what = (
+        r"layer '1' \(BatchNorm1d\) has no running statistics .*track_running_stats=True, or .*to_group_norm\(model\)"
+    )
+    for maximizer in MAXIMIZERS:
+        objective = build(model, maximizer=maximizer, batch_norm=way)
+        with pytest.raises(Refused, match=what):
+            objective.maximum(X, Y)
+        if maximizer.gradients or way != "ascent-eval":
+            refused(objective, X, Y, what, Refused)
+        else:  # ERM as everybody trains it
+            assert objective(X, Y).value == CROSS_ENTROPY(model(X), Y).mean()
+
+
+def test_another_way_is_unknown() -> None:
+    with pytest.raises(Refused, match=r"unknown batch_norm 'freeze' \(did you mean 'frozen'\?\); known: ascent-eval"):
+        build(batch_norm="freeze")
+
+
+@pytest.mark.parametrize(
+    "way", [None, True, 1, math.nan, ["frozen"], X, X.numpy(), b"frozen", "Frozen", ""], ids=lambda w: type(w).__name__
+)
+def test_what_is_no_way_is_one_error_everywhere(way: Any) -> None:
+    with pytest.raises(Refused, match=r"^unknown batch_norm '(.|\n)*known: ascent-eval, frozen, refuse$"):
+        build(batch_norm=way)
+    with pytest.raises(Refused, match=r"^unknown batch_norm"):
+        rhobust.fit(nn.Linear(3, 3), (X, Y), method="erm", batch_norm=way)
+    with pytest.raises(ConfigError, match=r"^(unknown batch_norm|batch_norm must be text)"):
+        Config.resolve({"method": "erm", "batch_norm": way})
+
+
+@pytest.mark.parametrize("maximizer", MAXIMIZERS, ids=lambda m: type(m).__name__)
+def test_a_batch_of_one_has_no_statistics(maximizer: Maximizer) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    what = r"layer '1' .* a batch of one sample has none\. Choose a batch size .*batch_norm='frozen'"
+    refused(build(model, maximizer=maximizer), X[:1], Y[:1], what, DataError)
+    assert build(model, maximizer=maximizer, batch_norm="frozen")(X[:1], Y[:1]).value.isfinite()
+    assert build(model.eval(), maximizer=maximizer)(X[:1], Y[:1]).value.isfinite()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +290,7 @@ def test_the_sup_alone_is_found_for_a_model_in_training_mode_as_for_one_in_evalu
 
 def test_the_sup_alone_is_refused_too_where_evaluation_mode_does_not_separate_the_samples() -> None:
     objective = build(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
-    with pytest.raises(Refused, match="statistics of the batch"):
+    with pytest.raises(Refused, match="has no running statistics"):
         objective.maximum(X, Y)
 
 

@@ -15,7 +15,7 @@ from rhobust.models.catalog import MODELS, build_model
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 9, 14)])
 def test_one_score_for_each_class_and_none_for_the_company(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = build_model(name, Size(shape), 7)
+    model = build_model(name, Size(shape), 7).eval()
     x = torch.randn(3, *shape)
     scores = model(x)
     assert scores.shape == (3, 7)
@@ -44,9 +44,10 @@ def test_same_padding_is_torch_s_own_where_torch_has_it() -> None:
         torch.testing.assert_close(convolution(padded(x)), theirs(x))
 
 
-def test_a_network_for_images_refuses_anything_else() -> None:
+@pytest.mark.parametrize("name", ["cnn", "resnet"])
+def test_a_network_for_images_refuses_anything_else(name: str) -> None:
     with pytest.raises(ConfigError, match=r"needs images .* not samples of shape \(64,\)"):
-        build_model("cnn", Size([64]), 10)
+        build_model(name, Size([64]), 10)
 
 
 @pytest.mark.parametrize("name", ["cnn", "cnn-elu"])

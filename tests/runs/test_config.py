@@ -23,7 +23,7 @@ from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, ElasticNet
 from rhobust.runs.config import Config
-from rhobust.runs.settings import PRECISIONS
+from rhobust.runs.defaults import PRECISIONS
 from rhobust.support.setting import settings_of
 from rhobust.support.toml import parse_overrides
 
@@ -33,7 +33,8 @@ EVERY: dict[str, Any] = {
     **{"data": "digits", "data_dir": None, "train_samples": None, "model": "mlp", "radius": None, "batch_size": 128},
     **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "label_cost": math.inf, "regularizer": "none"},
     **{"gamma_min": 0.001, "gamma_rule": None, "seed": 0, "precision": "float32", "log_every": 1},
-    **{"schedule": "constant", "model_args": None, "model_digest": None, "task": "classification", "loss": None},
+    **{"schedule": "constant", "batch_norm": "ascent-eval", "model_args": None, "model_digest": None},
+    **{"task": "classification", "loss": None},
     **{"checkpoint_every": None, "momentum": 0.0, "ema": None, "memory": None, "noise": 0.0, "temper": 0.0},
 }
 CENTRAL = EVERY | {"epochs": 30}
@@ -165,6 +166,7 @@ threads = 2
 log_every = 1
 schedule = "constant"
 momentum = 0.0
+batch_norm = "ascent-eval"
 steps = [1, 1, 1, 1, 3]
 cap = inf
 gamma = 1.0
@@ -254,7 +256,7 @@ def test_every_problem_is_reported_at_once() -> None:
         Config.resolve(
             {
                 "data": "moon",
-                "model": "resnet",
+                "model": "resnext",
                 "radius": -1,
                 "epochs": 0,
                 "batch_size": 1.5,
@@ -268,7 +270,7 @@ def test_every_problem_is_reported_at_once() -> None:
     text = "\n".join(caught.value.problems)
     for fragment in (
         "unknown data set 'moon'; known: digits",
-        "unknown model 'resnet'",
+        "unknown model 'resnext'",
         "radius must be > 0, not -1",
         "epochs must be > 0, not 0",
         "batch_size must be a whole number, not 1.5",

@@ -72,8 +72,8 @@ def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
     What may change what they compute is not looked at here: see `doubt`.
 
     Linear softmax: the Hessian is W' (diag p - p p') W, whose middle is at most 1/2 and does not see what all classes
-    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression with k outputs:
-    2 ||W||_2^2 / k, and half of it for the Huber loss.
+    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression with k
+    outputs: 2 ||W||_2^2 / k, and half of it for the Huber loss.
 
     >>> model = nn.Linear(2, 2)
     >>> with torch.no_grad(): _ = model.weight.copy_(torch.tensor([[3.0, 1.0], [0.0, 5.0]]))

@@ -117,5 +117,6 @@ def is_squared_error(loss: PerSampleLoss) -> bool:
 
 def huber_delta(loss: PerSampleLoss) -> float | None:
     """The delta of a Huber loss; none of another one."""
-    known = isinstance(loss, Huber) or (type(loss) is nn.HuberLoss and loss.reduction == "none")
-    return float(loss.delta) if known else None  # type: ignore[union-attr, attr-defined]
+    if isinstance(loss, Huber):
+        return loss.delta
+    return float(loss.delta) if type(loss) is nn.HuberLoss and loss.reduction == "none" else None

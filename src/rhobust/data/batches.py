@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from rhobust.checks import count_problem
 from rhobust.data.samples import Samples, inputs_of, tensor_of
@@ -38,6 +38,10 @@ class Batches(ABC):
     def steps(self) -> int | None:
         """Batches in an epoch; none where only the end of the stream tells."""
 
+    def smallest(self) -> int | None:
+        """Samples in the smallest batch of an epoch; none where only the stream tells."""
+        return None
+
     def whole(self) -> Samples | None:
         """All the data, where they are in memory and x is one tensor that moves."""
         return None
@@ -58,6 +62,9 @@ class SampleBatches(Batches):
 
     def steps(self) -> int:
         return -(-len(self.samples) // self.batch_size)
+
+    def smallest(self) -> int:
+        return len(self.samples) % self.batch_size or self.batch_size
 
     def whole(self) -> Samples:
         return self.samples
@@ -110,6 +117,9 @@ class DatasetBatches(Batches):
     def steps(self) -> int:
         return -(-len(self.dataset) // self.batch_size)
 
+    def smallest(self) -> int:
+        return len(self.dataset) % self.batch_size or self.batch_size
+
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.dataset), self.seed, number)
         for chosen in torch.split(order, self.batch_size)[skip:]:
@@ -134,6 +144,12 @@ class LoaderBatches(Batches):
             return len(self.loader)
         except TypeError:  # an iterable data set that does not know its length
             return None
+
+    def smallest(self) -> int | None:
+        size, sampler = self.loader.batch_size, self.loader.sampler
+        if size is None or isinstance(self.loader.dataset, IterableDataset) or not isinstance(sampler, Sized):
+            return None
+        return size if self.loader.drop_last else len(sampler) % size or size
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         index = -1

@@ -12,6 +12,7 @@ from torch import Size, nn
 from rhobust.errors import ConfigError, unknown
 from rhobust.models.block_convolution import BlockConv2d
 from rhobust.models.factory import build_own
+from rhobust.models.resnet import resnet
 from rhobust.models.source import FORM, Source, is_own
 
 
@@ -69,6 +70,7 @@ MODELS: dict[str, Callable[[Size, int], nn.Module]] = {
     "cnn": cnn,
     "cnn-stride1": partial(cnn, strides=(1, 1, 1)),
     "cnn-elu": partial(cnn, activation=nn.ELU),
+    "resnet": resnet,
 }
 """Builder of every model by name."""
 
@@ -96,7 +98,7 @@ def build_model(
         raise ConfigError(problems)
     if is_own(name):
         return build_own(name, shape, classes, args or {}, digest)
-    if name.startswith("cnn") and len(shape) != 3:
+    if name.startswith(("cnn", "resnet")) and len(shape) != 3:
         raise ConfigError(
             [f"model '{name}' needs images (channels, height, width), not samples of shape {tuple(shape)}"]
         )

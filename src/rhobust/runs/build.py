@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rhobust.batch_norm import check_federated
 from rhobust.data.batches import batches_of
 from rhobust.data.partitions import partition
 from rhobust.data.samples import DataSet, Samples
@@ -18,7 +19,7 @@ from rhobust.federation.worker import LocalSteps
 from rhobust.objective import RobustObjective
 from rhobust.optim import OPTIMIZERS, ProximalOptimizer
 from rhobust.runs.config import Config
-from rhobust.runs.settings import PRECISIONS
+from rhobust.runs.defaults import PRECISIONS
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.engine import Engine
 
@@ -34,6 +35,8 @@ def compose_run(
     if device.type == "cuda":
         # As a GPU convolves fastest; the values are the same.
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.federation is not None:
+        check_federated(model, config.batch_norm)
     return compose(
         model,
         config.make_loss(),
@@ -45,6 +48,7 @@ def compose_run(
         gamma_min=config.gamma_min,
         gamma_rule=config.make_gamma_rule(),
         bounds=data.bounds,
+        batch_norm=config.batch_norm,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rhobust import batch_norm
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA
@@ -23,6 +24,7 @@ from rhobust.models.catalog import MODELS, build_model, model_problems
 from rhobust.models.source import FORM, digest_problems
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
+from rhobust.runs.defaults import PRECISIONS
 from rhobust.support.setting import (
     accepted_by,
     below_one,
@@ -37,9 +39,6 @@ from rhobust.support.setting import (
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import to_toml
 from rhobust.training.schedule import SCHEDULES
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,7 @@ class Settings:
         lambda _, decay: filter(None, [decay_problem(decay)]),
         usual="off",
     )
+    batch_norm: str = setting("ascent-eval", batch_norm.HELP, one_of(batch_norm.WAYS))
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
 

@@ -18,29 +18,32 @@ def probing(model: nn.Module) -> Iterator[None]:
     Evaluation mode (the sup is of one function, so no dropout), no weight gradients (they would be
     computed for nothing); modes, flags, buffers and the generators come back as they were.
     """
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    modules, every = list(model.modules()), list(model.parameters())  # walked once: a step may be short
+    training = [module for module in modules if module.training]
+    weights = [weight for weight in every if weight.requires_grad]
     buffers = [
         (module, name, buffer, buffer._version, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
     ]
-    devices = {weight.device for weight in model.parameters() if weight.is_cuda}
-    recorded = any(capturing(weight) for weight in model.parameters())
+    devices = {weight.device for weight in every if weight.is_cuda}
+    recorded = any(capturing(weight) for weight in every)
     try:
-        for module, _ in modes:
+        for module in training:
             module.training = False
         for weight in weights:
             weight.requires_grad_(False)
         with torch.random.fork_rng(devices=sorted(d.index for d in devices), enabled=not recorded):
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
         for weight in weights:
             weight.requires_grad_(True)
         with torch.no_grad():
             for module, name, buffer, version, before in buffers:
-                setattr(module, name, buffer)  # a model may have put another tensor there
+                if module._buffers.get(name) is not buffer:  # a model may have put another tensor there
+                    setattr(module, name, buffer)
                 if buffer._version != version:  # untouched ones may be part of a graph that is still to be used
                     buffer.copy_(before)

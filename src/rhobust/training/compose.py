@@ -36,6 +36,7 @@ def compose(
     gamma_rule: GammaRule | None = None,
     bounds: tuple[float, float] | None = None,
     perturb: Perturb | str | int | None = None,
+    batch_norm: str = "ascent-eval",
 ) -> tuple[RobustObjective, ProximalOptimizer]:
     """A method on a model: its objective and the step that it takes."""
     objective = RobustObjective(
@@ -50,7 +51,10 @@ def compose(
         noise=chosen.noise,
         temper=chosen.temper,
         perturb=perturb,
+        batch_norm=batch_norm,
     )
+    objective.own_loop.silent = True  # a training tells its observer
+    objective.check_model()
     rule = gamma_rule or chosen.gamma_rule
     return objective, ProximalOptimizer(optimizer, objective, regularizer=regularizer, gamma_rule=rule)
 
@@ -70,6 +74,7 @@ def central_engine(
 
     `ema` is the decay of a `WeightAverage`, `memory` that of a `Memory`, and `schedule` a name of `SCHEDULES`.
     """
+    objective.check_model(batches.smallest())
     eager = EagerEngine(
         objective,
         optimizer,

@@ -116,6 +116,7 @@ def fit(
     memory: float | None = None,
     schedule: str = "constant",
     perturb: Perturb | str | int | None = None,
+    batch_norm: str = "ascent-eval",
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -128,10 +129,10 @@ def fit(
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
     where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
-    changes over the training: constant, cosine or one-cycle. Of an x that is a dict or a tuple of tensors, or holds
-    token numbers, `perturb` names what moves: a key, an index or a submodule (`Perturb`). On a GPU the step is captured
-    once and replayed, where it can be. The random draws of the training come from `seed`; the global generators are
-    left as they were.
+    changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
+    (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
+    moves: a key, an index or a submodule (`Perturb`). On a GPU the step is captured once and replayed, where it can be.
+    The random draws of the training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
@@ -179,6 +180,7 @@ def fit(
         gamma_rule=gamma_rule,
         bounds=bounds,
         perturb=perturb,
+        batch_norm=batch_norm,
     )
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     engine = central_engine(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
+from rhobust.support.user_warnings import warn_user
 from rhobust.training.record import Record
 
 
@@ -25,7 +23,4 @@ class Warner(Observer):
     """Hands on what the user should know as Python's warnings."""
 
     def warned(self, message: str) -> None:
-        frame, depth = sys._getframe(), 1
-        while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
-            frame, depth = frame.f_back, depth + 1
-        warnings.warn(message, stacklevel=depth)  # as from the line that called into the library
+        warn_user(message)

@@ -25,6 +25,7 @@ def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, ema
     """
     found = (
         objective.unreachable_radius,
+        objective.check_model(),
         one_point_suffices(objective, x),
         average_looks_back_too_far(ema, steps),
     )

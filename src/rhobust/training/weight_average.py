@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rhobust.checks import is_number
 from rhobust.errors import Refused
@@ -17,7 +18,8 @@ class WeightAverage:
     """In every tenth step: mean <- mean + w (theta - mean), with w = max(1 / k, 1 - decay^10) at the k-th time.
 
     So it is the plain mean of these thetas at first, and later one that forgets: `decay` 0.999 looks back about a
-    thousand steps.
+    thousand steps. The running statistics of BatchNorm layers are averaged along: those of the last theta would not
+    fit the average.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.99)
@@ -33,7 +35,7 @@ class WeightAverage:
         if not is_number(decay) or not 0 <= decay < 1:
             raise Refused(f"the decay of an average is a number at least 0 and below 1, not {decay!r}")
         self.decay = decay
-        self.weights: list[Tensor] = list(model.parameters())
+        self.weights: list[Tensor] = [*model.parameters(), *_running_statistics(model)]
         # Not below float32: in bfloat16 a hundredth of a small difference rounds to nothing.
         self.means = [theta.detach().to(_at_least_float32(theta), copy=True) for theta in self.weights]
         self.steps = 0
@@ -69,6 +71,11 @@ class WeightAverage:
 def reach(decay: float) -> float:
     """How many steps an average of this decay looks back, about."""
     return 1 / (1 - decay)
+
+
+def _running_statistics(model: nn.Module) -> list[Tensor]:
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    return [kept for layer in layers for kept in (layer.running_mean, layer.running_var) if kept is not None]
 
 
 def _at_least_float32(theta: Tensor) -> torch.dtype:
