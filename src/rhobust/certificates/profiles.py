@@ -57,7 +57,7 @@ class Pinball(Profile):
     down: float
 
     def best(self, score: Tensor, y: Tensor, rate: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        slopes = torch.tensor([[self.up], [-self.down]]).to(score)  # (2, 1)
+        slopes = score.new_tensor([[self.up], [-self.down]])  # (2, 1)
         values = slopes * (score - y) + (slopes * rate).square() / (4 * gamma)  # (2, B)
         upper, line = values.max(0)
         return (slopes * rate / (2 * gamma)).expand_as(values).gather(0, line[None])[0], upper
