@@ -15,6 +15,7 @@ from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.evaluation.trust import Flag
 from rhobust.report.rows import Entry, Row, rows_of, telling
+from rhobust.report.scale import Scale, scale_of
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import (
@@ -59,6 +60,11 @@ class Report:
     def entries(self) -> list[Entry]:
         """Every run."""
         return [entry for row in self.rows for entry in row.entries]
+
+    @property
+    def scale(self) -> Scale:
+        """How its errors are shown."""
+        return scale_of(self.rows[0].first.config.task)
 
     @property
     def data(self) -> list[str]:
@@ -218,6 +224,8 @@ def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None)
     runs = [Run.find(path) for path in paths]
     gammas = [run.trained()["gamma"] for run in runs]  # one that is not finished is refused before any work
     found = list(zip(runs, [run.config() for run in runs], gammas, strict=True))
+    if len({config.task for _, config, _ in found}) > 1:
+        raise ConfigError(["errors of classifiers do not compare with RMSEs of regressions: report on one task"])
     known: dict[str, Run] = {}
     twice = []
     for run, config, _ in found:
