@@ -14,7 +14,19 @@ USUAL = {"method": "drfl", "batch_size": 64}
 """The paper's settings, where others are not given."""
 
 _OPTIONS = (
-    *("data", "data_dir", "train_samples", "model", "method", "radius", "workers", "partition", "rounds"),
+    *(
+        "data",
+        "data_dir",
+        "task",
+        "loss",
+        "train_samples",
+        "model",
+        "method",
+        "radius",
+        "workers",
+        "partition",
+        "rounds",
+    ),
     *("batch_size", "participation", "local_steps", "aggregator", "weights", "byzantine", "byzantine_attack"),
     *("evaluate_every", "learning_rate", "seed", "device"),
 )

@@ -208,10 +208,11 @@ class Report:
 def _comparable(entry: Entry, kind: Kind[Any]) -> dict[str, Any]:
     """How an entry was measured, as far as others must have been measured so, too."""
     found = {**entry.asked(kind), "samples": entry.measured[kind].result.samples}
-    if kind is CERTIFICATES:  # at its own radius besides, and in balls of its own cost
+    if kind is CERTIFICATES:  # at its own radius besides, in balls of its own cost, and of its own loss
         own, usual = entry.config.radius, usual_radii(entry.config)
         found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in usual]
         found["cost"] = entry.config.cost
+        found["loss"] = entry.config.loss
     return found
 
 
