@@ -94,21 +94,27 @@ class LinearSup:
     offset: Tensor  # ()
     squared: bool
     cost: Cost
+    fixed: Tensor | None = None  # which features stay, in the shape of a sample
 
     accuracy = 1e-9
     searches = 100
 
     @property
+    def pull(self) -> Tensor:
+        """w where features may move, else 0, (1, features)."""
+        return self.weight if self.fixed is None else self.weight * ~self.fixed.reshape(1, -1).cpu()
+
+    @property
     def floor(self) -> float:
         """Where gamma begins: the sup is infinite below."""
-        return float(self.cost.dual_norm(self.weight).square()) if self.squared else 0.0
+        return float(self.cost.dual_norm(self.pull).square()) if self.squared else 0.0
 
     proof = floor
     """Where proofs begin: everywhere."""
 
     def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         z, y, gamma = rows(problem.z).cpu().double(), y.cpu().double(), problem.gamma.cpu().double()
-        rate = self.cost.dual_norm(self.weight)  # s, (1,)
+        rate = self.cost.dual_norm(self.pull)  # s, (1,)
         score = (z * self.weight).sum(1) + self.offset  # (B,)
         if self.squared:
             side, residual = _side(score - y), (score - y).abs()
@@ -131,7 +137,7 @@ class LinearSup:
         return self._moved(problem, math.sqrt(rho) * _side(score - y.cpu().double()))
 
     def _moved(self, problem: Problem, lengths: Tensor) -> Tensor:
-        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.weight)
+        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.pull)
         return zeta.reshape(problem.z.shape).to(problem.z)
 
 
@@ -140,7 +146,7 @@ def _side(residual: Tensor) -> Tensor:
     return torch.where(residual < 0, -1.0, 1.0).to(residual)
 
 
-def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
+def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost, fixed: Tensor | None = None) -> LinearSup | None:
     """The exact sup, where the model is linear and its loss sees one direction only; else None."""
     linear = _linear_layer(model)
     if linear is None:
@@ -148,9 +154,9 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
     weight = linear.weight.detach().cpu().double()  # (outputs, features)
     offset = torch.zeros(len(weight)).double() if linear.bias is None else linear.bias.detach().cpu().double()
     if _is_cross_entropy(loss) and len(weight) == 2:
-        return LinearSup(weight[1:] - weight[:1], offset[1] - offset[0], False, cost)
+        return LinearSup(weight[1:] - weight[:1], offset[1] - offset[0], False, cost, fixed)
     if _is_squared_error(loss) and len(weight) == 1:
-        return LinearSup(weight, offset[0], True, cost)
+        return LinearSup(weight, offset[0], True, cost, fixed)
     return None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rhobust.attacks.attack import Attack, Attacked, attack, errs, find_attack, norm_of
 from rhobust.attacks.cascade import CASCADES, Cascade
 from rhobust.attacks.wasserstein import Transported, wasserstein
+from rhobust.box import Bounds
 from rhobust.checks import count_problem
 from rhobust.data.samples import Samples, moving_samples
 from rhobust.errors import ConfigError, DataError
@@ -36,7 +37,7 @@ def evaluate(
     data: Samples | tuple[Any, Any],
     *,
     loss: PerSampleLoss = cross_entropy,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     attacks: Sequence[str] = USUAL_ATTACKS,
     epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
@@ -135,7 +136,7 @@ class BatchedAttacks:
 
     model: nn.Module
     loss: PerSampleLoss
-    bounds: tuple[float, float] | None
+    bounds: Bounds
     restarts: int
     seed: int
     batch_size: int

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rhobust.box import pair
 from rhobust.data.catalog import load_data
 from rhobust.data.partitions import partition
 from rhobust.data.samples import Samples
@@ -107,7 +108,7 @@ def _deployed(place: Path, simulated: Config, config: Config) -> Run:
     kits = make_kits(place / "fed", settings.workers, "localhost", port)
     shares = partition(settings.partition, data.train.y, settings.workers, simulated.seed)
     for site, share in zip(kits.sites, shares, strict=True):
-        _write_share(kits.path / site, data.train[share], data.bounds)
+        _write_share(kits.path / site, data.train[share], pair(data.bounds))
     torch.set_num_threads(1)
     try:
         processes.start(processes.parties(kits.path), lambda line: None)

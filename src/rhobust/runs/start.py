@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from rhobust.box import Bounds, Box
 from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import DataError, RunError
@@ -80,7 +81,7 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "gamma": float(objective.gamma.detach()),
             "shape": list(data.train.x.shape[1:]),
             "classes": data.classes,
-            "bounds": data.bounds,
+            "bounds": data.bounds.to_state() if isinstance(data.bounds, Box) else data.bounds,
         }
     )
     if doubt := useless(objective, test, config.batch_size):
@@ -100,7 +101,7 @@ def _restored(run: Run, engine: Engine, observer: Observer) -> int:
     return start
 
 
-def _judge(model: nn.Module, test: Samples, bounds: tuple[float, float]) -> Judge:
+def _judge(model: nn.Module, test: Samples, bounds: Bounds) -> Judge:
     """Clean and attacked error of the model as it is when asked."""
     attacks, epsilon, most = _JUDGED
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rhobust.box import Bounds
 from rhobust.charts.axes import drawable
 from rhobust.charts.drawings import draw_training
 from rhobust.checks import count_problem, seed_problems
@@ -110,7 +111,7 @@ def fit(
     regularizer: Regularizer | None = None,
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     precision: torch.dtype = torch.float32,
     ema: float | None = None,
     memory: float | None = None,
