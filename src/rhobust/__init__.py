@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rhobust.regularizers import L1
     from rhobust.runs.load import load
     from rhobust.training.fit import fit
+    from rhobust.training.observers import Observer
 
 __all__ = [
     "L1",
@@ -28,6 +29,7 @@ __all__ = [
     "FixedGamma",
     "Method",
     "Multiplicative",
+    "Observer",
     "ProjectedGradient",
     "ProximalOptimizer",
     "RobustObjective",
@@ -56,6 +58,7 @@ _HOMES = {
     "regularizers": ["L1"],
     "runs.load": ["load"],
     "training.fit": ["fit"],
+    "training.observers": ["Observer"],
 }
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Literal
 
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
-from rhobust.data.catalog import DATA, data_problem
+from rhobust.data.catalog import DATA
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation, as_federated
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
@@ -24,10 +22,12 @@ from rhobust.method import FEDERATED, Method, find_method, methods
 from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
+from rhobust.runs.beginning import of_new_run
 from rhobust.runs.defaults import filled_in
 from rhobust.support.renamed import RENAMED, renamed_problem, with_new_names
 from rhobust.support.setting import (
     accepted_by,
+    auto_or,
     below_one,
     converted,
     not_negative,
@@ -42,10 +42,9 @@ from rhobust.support.setting import (
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.step import PRECISIONS
+from rhobust.training.stopping_rule import schedule_problem
 from rhobust.validator import check_settings
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,9 @@ class Config:
         "Radius rho, the bound on the average transport cost. Methods that learn gamma require it, others refuse it.",
         positive,
     )
-    epochs: int = setting(30, "Number of passes over the training data.", positive)
+    epochs: int | Literal["auto"] = setting(
+        30, "Number of passes over the training data, or auto: until the objective has settled.", auto_or(positive)
+    )
     batch_size: int = setting(128, "Number of samples per step; in a federation, per step of each worker.", positive)
     optimizer: str = setting("adam", "Optimizer of the weights: adam or sgd.", one_of(OPTIMIZERS))
     learning_rate: float = setting(1e-3, "Learning rate alpha of the weights.", positive)
@@ -144,7 +145,7 @@ class Config:
         """Everything that is wrong with the settings, each by itself and together; `unread` have defaults here."""
         wrong = problems_by_key(self)
         together = chain.from_iterable(check(self, wrong.keys() | unread) for check in _TOGETHER)
-        return [*chain(*wrong.values()), *together, *(_of_new_run(self) if here else ())]
+        return [*chain(*wrong.values()), *together, *(of_new_run(self) if here else ())]
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""
@@ -253,6 +254,8 @@ def _check_theory(config: Config) -> None:
 def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
         yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
+    if problem := schedule_problem(config.epochs, config.schedule):
+        yield problem
 
 
 def _of_memory(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
@@ -284,16 +287,3 @@ def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
 
 
 _TOGETHER = (_of_method, _of_optimizer, _of_memory, _of_federation)
-
-
-def _of_new_run(config: Config) -> Iterator[str]:
-    """A run that is there is read although its data or device are gone, or a setting has no effect."""
-    method, federation = _method_called(config.method), config.federation
-    if problem := data_problem(config.data):
-        yield problem
-    if config.device == "cuda" and not torch.cuda.is_available():
-        yield "device 'cuda' was asked for, but torch sees no CUDA device here"
-    if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
-        yield f"method '{config.method}' has no gamma: drop gamma_min"
-    if federation and federation.rate_idles:
-        yield "local_learning_rate is for workers who take several steps: set local_steps above 1, or drop it"
