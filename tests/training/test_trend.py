@@ -44,12 +44,13 @@ def test_a_fall_too_small_to_matter_is_none() -> None:
 
 
 def test_a_curve_is_flat_where_noise_hides_no_fall_that_matters() -> None:
-    assert Trend(fall=0.02, noise=0.01, deviation=0.0, whole=10.0).flat  # .02 + 3 * .01 is half a percent of 10
-    assert not Trend(fall=0.021, noise=0.01, deviation=0.0, whole=10.0).flat
-    assert Trend(fall=0.4, noise=0.2, deviation=1.0, whole=10.0).flat  # .4 + 3 * .2 is a single deviation
-    assert not Trend(fall=0.41, noise=0.2, deviation=1.0, whole=10.0).flat
+    assert Trend(fall=0.02, noise=0.015, deviation=0.0, whole=10.0).flat  # .02 + 2 * .015 is half a percent of 10
+    assert not Trend(fall=0.021, noise=0.015, deviation=0.0, whole=10.0).flat
+    assert Trend(fall=0.4, noise=0.3, deviation=1.0, whole=10.0).flat  # .4 + 2 * .3 is a single deviation
+    assert not Trend(fall=0.41, noise=0.3, deviation=1.0, whole=10.0).flat
     assert not Trend(fall=0.4, noise=0.1, deviation=1.0, whole=10.0).flat  # it falls: four standard errors, 4 %
-    assert Trend(fall=-5.0, noise=0.1, deviation=1.0, whole=10.0).flat
+    assert Trend(fall=-5.0, noise=0.5, deviation=1.0, whole=10.0).flat
+    assert not Trend(fall=-5.0, noise=0.51, deviation=1.0, whole=10.0).flat  # a rise outweighs no noise
 
 
 def test_what_cannot_be_shown_to_fall_is_not_yet_flat() -> None:

@@ -22,8 +22,8 @@ from rhobust.method import FEDERATED, Method, find_method, methods
 from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
-from rhobust.runs.beginning import of_new_run
 from rhobust.runs.defaults import filled_in
+from rhobust.runs.here import missing_here
 from rhobust.support.renamed import RENAMED, renamed_problem, with_new_names
 from rhobust.support.setting import (
     accepted_by,
@@ -145,7 +145,7 @@ class Config:
         """Everything that is wrong with the settings, each by itself and together; `unread` have defaults here."""
         wrong = problems_by_key(self)
         together = chain.from_iterable(check(self, wrong.keys() | unread) for check in _TOGETHER)
-        return [*chain(*wrong.values()), *together, *(of_new_run(self) if here else ())]
+        return [*chain(*wrong.values()), *together, *(_of_new_run(self) if here else ())]
 
     def make_method(self) -> Method:
         """The method with this run's knobs."""
@@ -287,3 +287,13 @@ def _of_federation(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
 
 
 _TOGETHER = (_of_method, _of_optimizer, _of_memory, _of_federation)
+
+
+def _of_new_run(config: Config) -> Iterator[str]:
+    """A run that is there is read although its data or device are gone, or a setting has no effect."""
+    method, federation = _method_called(config.method), config.federation
+    yield from missing_here(config.data, config.device)
+    if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
+        yield f"method '{config.method}' has no gamma: drop gamma_min"
+    if federation and federation.rate_idles:
+        yield "local_learning_rate is for workers who take several steps: set local_steps above 1, or drop it"

@@ -24,7 +24,6 @@ _WINDOW = 0.25  # share of the points that is looked at, the last ones
 _SHARE = 0.02  # of the fall since the highest point: less is no fall
 _DEVIATIONS = 2.0  # standard errors that noise does not explain
 _LEFT = 0.005  # of the fall since the highest point: a fall that may be hidden in a flat curve
-_SURE = 3.0  # standard errors, of a question that is asked again and again
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,11 @@ class Trend:
     def flat(self) -> bool:
         """Whether noise hides no fall that matters, one above half a percent of the whole and above a single deviation.
 
-        Without the second a curve that is all noise, whose whole is noise, too, would never be flat.
+        Without the second a curve that is all noise, whose whole is noise, too, would never be flat. A rise is no
+        evidence against a fall: of curves that are looked at again and again, some seem to rise.
         """
-        return not self.falls and self.fall + _SURE * self.noise <= max(_LEFT * self.whole, self.deviation)
+        hidden = max(self.fall, 0.0) + _DEVIATIONS * self.noise
+        return not self.falls and hidden <= max(_LEFT * self.whole, self.deviation)
 
 
 @dataclass(frozen=True)
