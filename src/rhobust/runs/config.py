@@ -254,7 +254,7 @@ def _check_theory(config: Config) -> None:
 def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
         yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
-    if problem := schedule_problem(config.epochs, config.schedule):
+    if "schedule" not in wrong and (problem := schedule_problem(config.epochs, config.schedule)):
         yield problem
 
 

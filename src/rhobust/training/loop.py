@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rhobust.errors import Diverged, Halted, Refused
 from rhobust.support.interrupts import deferred_signals
 from rhobust.training.engine import Engine
-from rhobust.training.observers import Observer, asked_to_end
+from rhobust.training.observers import Observer, Silent, asked_to_end
 from rhobust.training.record import Record
 from rhobust.training.stopping_rule import StoppingRule
 
@@ -56,7 +56,7 @@ def train(
     """
     if start and engine.epoch_steps is None:
         raise Refused(f"cannot start at step {start}: the stream does not tell how many steps an epoch has")
-    return _Loop(engine, every or Every(), keeper, observer or Observer(), judge, stop, start).run()
+    return _Loop(engine, every or Every(), keeper, observer or Silent(), judge, stop, start).run()
 
 
 @dataclass
