@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rhobust.runs.load import load
     from rhobust.surrogate import Surrogate
     from rhobust.training.fit import fit
+    from rhobust.training.observers import Observer
 
 __all__ = [
     "L1",
@@ -32,6 +33,7 @@ __all__ = [
     "FixedGamma",
     "Method",
     "Multiplicative",
+    "Observer",
     "Perturb",
     "ProjectedGradient",
     "ProximalOptimizer",
@@ -65,6 +67,7 @@ _HOMES = {
     "runs.load": ["load"],
     "surrogate": ["Surrogate"],
     "training.fit": ["fit"],
+    "training.observers": ["Observer"],
 }
 
 

@@ -33,7 +33,7 @@ from rhobust.runs.start import train_run
 from rhobust.support.environment import environment
 from rhobust.support.seeding import seeded
 from rhobust.training.loop import train
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 
 _FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
 _DEADLINE = 120.0  # seconds: ten sites may share a few cores
@@ -112,7 +112,7 @@ def _deployed(place: Path, simulated: Config, config: Config) -> Run:
     torch.set_num_threads(1)
     try:
         processes.start(processes.parties(kits.path), lambda line: None)
-        return Submission(kits, place / "there", _DEADLINE, Observer(), config).follow()
+        return Submission(kits, place / "there", _DEADLINE, Silent(), config).follow()
     finally:
         processes.stop(processes.parties(kits.path), lambda line: None)
 

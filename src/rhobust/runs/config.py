@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from rhobust import batch_norm
 from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
-from rhobust.data.catalog import DATA, data_problem
+from rhobust.data.catalog import DATA
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
@@ -27,11 +27,13 @@ from rhobust.models.catalog import MODELS, build_model, model_problems
 from rhobust.models.source import FORM, Source, digest_problems, is_own
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
-from rhobust.runs.defaults import PRECISIONS, filled_in
+from rhobust.runs.defaults import filled_in
+from rhobust.runs.here import missing_here
 from rhobust.runs.layers import is_federated, method_called, read
 from rhobust.support.renamed import with_new_names
 from rhobust.support.setting import (
     accepted_by,
+    auto_or,
     below_one,
     keyword_arguments,
     not_negative,
@@ -46,6 +48,8 @@ from rhobust.support.setting import (
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml, to_toml
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.step import PRECISIONS
+from rhobust.training.stopping_rule import schedule_problem
 from rhobust.validator import check_settings
 
 
@@ -81,7 +85,9 @@ class Config:
         "Radius rho, the bound on the average transport cost. Methods that learn gamma require it, others refuse it.",
         positive,
     )
-    epochs: int = setting(30, "Number of passes over the training data.", positive)
+    epochs: int | Literal["auto"] = setting(
+        30, "Number of passes over the training data, or auto: until the objective has settled.", auto_or(positive)
+    )
     batch_size: int = setting(128, "Number of samples per step; in a federation, per step of each worker.", positive)
     optimizer: str = setting("adam", "Optimizer of the weights: adam or sgd.", one_of(OPTIMIZERS))
     learning_rate: float = setting(1e-3, "Learning rate alpha of the weights.", positive)
@@ -246,6 +252,8 @@ def _of_model(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
 def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
         yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
+    if "schedule" not in wrong and (problem := schedule_problem(config.epochs, config.schedule)):
+        yield problem
 
 
 def _of_memory(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
@@ -282,12 +290,9 @@ _TOGETHER = (_of_method, _of_model, _of_optimizer, _of_memory, _of_federation)
 def _of_new_run(config: Config) -> Iterator[str]:
     """A run that is there is read although its data or device are gone, or a setting has no effect."""
     method, federation = method_called(config.method), config.federation
-    if problem := data_problem(config.data):
-        yield problem
+    yield from missing_here(config.data, config.device)
     if is_own(config.model) and not model_problems("model", config.model):
         yield from refusals(Source.parse(config.model).checked, config.model_digest)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        yield "device 'cuda' was asked for, but torch sees no CUDA device here"
     if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
         yield f"method '{config.method}' has no gamma: drop gamma_min"
     if federation and federation.rate_idles:
