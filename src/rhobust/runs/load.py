@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
 
+from rhobust.box import Box
 from rhobust.errors import ConfigError, RunError
 from rhobust.models.source import Source, is_own
 from rhobust.models.wrapper import ModelWrapper
@@ -18,7 +20,7 @@ from rhobust.support.seeding import seeded
 class TrainedModel(ModelWrapper):
     """A model in evaluation mode that remembers how it was trained and in which box its inputs live."""
 
-    def __init__(self, model: nn.Module, config: Config, gamma: float, bounds: tuple[float, float]) -> None:
+    def __init__(self, model: nn.Module, config: Config, gamma: float, bounds: tuple[float, float] | Box) -> None:
         super().__init__(model)
         self.config, self.gamma, self.bounds = config, gamma, bounds
         self.eval()
@@ -39,8 +41,7 @@ def load(path: str | Path) -> TrainedModel:
     try:
         outputs = state["outputs"] if "outputs" in state else state["classes"]  # as older runs call them
         model = _with_weights(config, Size(state["shape"]), outputs, state["model"])
-        lower, upper = state["bounds"]
-        return TrainedModel(model, config, float(state["gamma"]), (float(lower), float(upper)))
+        return TrainedModel(model, config, float(state["gamma"]), _bounds(state["bounds"]))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
 
@@ -67,3 +68,10 @@ def _with_weights(config: Config, shape: Size, outputs: int, weights: dict[str, 
             model = config.make_model(shape, outputs)
         model.load_state_dict(weights, assign=True)
     return model
+
+
+def _bounds(stored: Any) -> tuple[float, float] | Box:
+    if isinstance(stored, dict):
+        return Box(**stored)
+    lower, upper = stored
+    return float(lower), float(upper)
