@@ -55,6 +55,11 @@ class Entry:
         return rho_eff(self.records)
 
     @property
+    def radius_per_feature(self) -> float | None:
+        """The radius in standard deviations of every feature."""
+        return self.run.radius_per_feature(self.config.radius)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every setting that has a value and a say, the method's knobs too."""
         return telling(self.config)
@@ -131,6 +136,7 @@ class Entry:
             "environment": self.environment,
             "gamma": self.gamma,
             "rho_eff": self.rho_eff,
+            "radius_per_feature": self.radius_per_feature,
             **{kind.name: made.to_json() for kind, made in self.measured.items()},
             "refused": {kind.name: reason for kind, reason in self.refused.items()},
         }

@@ -113,6 +113,7 @@ def headline(report: Report) -> Table:
         _Column(
             "rho", lambda row: Spread((row.first.config.radius,)) if row.first.config.radius else None, number, False
         ),
+        _Column("rho per feature", lambda row: row.spread(lambda entry: entry.radius_per_feature), number, False),
         _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
     ]
     caption = f"{report.scale.caption}{_shifted_otherwise(report)}"

@@ -29,8 +29,9 @@ from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer
 from rhobust.training.record import Record, rho_eff
-from rhobust.training.remarks import apart, remarks, useless
+from rhobust.training.remarks import apart, remarks, remarks_on_inputs, useless
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.spread import InputSpread, WatchedBatches, deviations, per_feature, price_of
 from rhobust.training.stopping_rule import Epochs, epochs_problem, most_epochs, schedule_problem, stopping_rule
 from rhobust.training.trend import unsettled
 
@@ -53,6 +54,8 @@ class Fit(Displayed):
     objective: RobustObjective
     optimizer: ProximalOptimizer
     history: list[Record] = field(repr=False)
+    radius_per_feature: float | None = None
+    """The radius as a move of every feature by so many of its standard deviations, where the data are in memory."""
 
     @property
     def model(self) -> nn.Module:
@@ -89,6 +92,8 @@ class Fit(Displayed):
         cells = {"steps": f"{len(self.history)}", "epochs": f"{end.epoch + 1}"}
         cells |= {"loss": f"{sum(losses) / len(losses):.4g}", "average transport cost": spent}
         cells |= {"radius": f"{objective.radius:g}"} if objective.radius > 0 else {}
+        if objective.radius > 0 and self.radius_per_feature is not None:
+            cells |= {"per feature": f"{self.radius_per_feature:.2g} deviations"}
         cells |= {"gamma": f"{self.gamma:.4g}"} if objective.maximizer.penalized else {}
         caption = f"training of {type(self.model).__name__}; loss and cost are means of the last epoch"
         table = Table(caption, list(cells), [list(cells.values())])
@@ -188,7 +193,16 @@ def fit(
         perturb=perturb,
         batch_norm=batch_norm,
     )
+    observer = observer or Observer()
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
+    whole = batches.whole()
+    if whole is None and perturb is None:
+
+        def tell(inputs: InputSpread) -> None:
+            for remark in remarks_on_inputs(objective, inputs):
+                observer.warned(remark)
+
+        batches = WatchedBatches(batches, objective.cost, tell)
     engine = central_engine(
         objective,
         proximal,
@@ -199,7 +213,7 @@ def fit(
         memory=memory,
         schedule=schedule,
     )
-    observer, whole, stop = observer or Observer(), batches.whole(), stopping_rule(epochs)
+    stop = stopping_rule(epochs)
     for remark in remarks(objective, None if whole is None else whole.x, None if stop else engine.total, ema):
         observer.warned(remark)
     with seeded(seed, some.device):
@@ -210,4 +224,5 @@ def fit(
     ended = stop is not None or history[-1].epoch + 1 < engine.epochs  # by the rule, its limit or the observer
     if not ended and (doubt := unsettled([asdict(record) for record in history], schedule)):
         observer.warned(doubt)
-    return Fit(objective, proximal, history)
+    price = None if whole is None else price_of(deviations(whole.x, objective.cost, bounds), objective.cost)
+    return Fit(objective, proximal, history, None if price is None else per_feature(objective.radius, price))
