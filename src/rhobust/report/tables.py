@@ -113,9 +113,11 @@ def headline(report: Report) -> Table:
         _Column(
             "rho", lambda row: Spread((row.first.config.radius,)) if row.first.config.radius else None, number, False
         ),
-        _Column("rho per feature", lambda row: row.spread(lambda entry: entry.radius_per_feature), number, False),
         _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
     ]
+    typical = _Column("rho per feature", lambda row: row.spread(lambda entry: entry.radius_per_feature), number, False)
+    if any(typical.pick(row) for row in report.rows):
+        columns.insert(-1, typical)
     caption = f"{report.scale.caption}{_shifted_otherwise(report)}"
     return _table(caption, "method", report.rows, columns, len(report.data) == 1)
 

@@ -22,7 +22,8 @@ def summary(run: Run) -> str:
     priced = f", gamma {last['gamma']:.4g}" if maximizer.penalized else ""
     all_logged = config.log_every <= maximizer.turns
     steps = f"{last['step'] + 1} {unit}" if all_logged else f"{unit} logged up to {last['step'] + 1}"
-    return f"{steps}, loss {last['loss']:.4f}{priced}, E[c] {_spent(records, config, run.radius_per_feature(config.radius))}"
+    spent = _spent(records, config, run.radius_per_feature(config.radius))
+    return f"{steps}, loss {last['loss']:.4f}{priced}, E[c] {spent}"
 
 
 def _spent(records: Sequence[Mapping[str, Any]], config: Config, per_feature: float | None) -> str:

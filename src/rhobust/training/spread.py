@@ -100,6 +100,9 @@ class WatchedBatches(Batches):
     def steps(self) -> int | None:
         return self.batches.steps()
 
+    def smallest(self) -> int | None:
+        return self.batches.smallest()
+
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         for batch in self.batches.epoch(number, skip):
             if self._spread is not None:
