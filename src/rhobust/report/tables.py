@@ -12,8 +12,9 @@ from rhobust.attacks.cascade import CASCADES
 from rhobust.certificates.certificate import Certificate
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
-from rhobust.report.rows import Entry, Row, Spread, counted, shown, shown_setting
+from rhobust.report.rows import Entry, Row, counted, shown, shown_setting
 from rhobust.report.scale import RMSE, number, percent
+from rhobust.report.spread import Spread
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 
 MISSING = "–"
