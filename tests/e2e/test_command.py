@@ -178,11 +178,16 @@ def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "usual"),
     [
-        ("train", "data data-dir train-samples model method radius epochs batch-size learning-rate seed device", {}),
+        (
+            "train",
+            "data data-dir task loss train-samples model method radius epochs batch-size learning-rate seed device",
+            {},
+        ),
         (
             "federate",
-            "data data-dir train-samples model method radius workers partition rounds batch-size participation "
-            "local-steps aggregator weights byzantine byzantine-attack evaluate-every learning-rate seed device",
+            "data data-dir task loss train-samples model method radius workers partition rounds batch-size "
+            "participation local-steps aggregator weights byzantine byzantine-attack evaluate-every learning-rate seed "
+            "device",
             {"method": "drfl", "batch_size": "64"},
         ),
     ],

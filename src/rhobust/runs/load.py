@@ -39,7 +39,7 @@ def load(path: str | Path) -> TrainedModel:
     if is_own(config.model):
         _check_source(run, config)
     try:
-        outputs = state["outputs"] if "outputs" in state else state["classes"]  # as older runs call them
+        outputs = state["classes"] if "classes" in state else state["outputs"]  # as older runs call them
         model = _with_weights(config, Size(state["shape"]), outputs, state["model"])
         return TrainedModel(model, config, float(state["gamma"]), _bounds(state["bounds"]))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:

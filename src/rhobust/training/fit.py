@@ -134,10 +134,10 @@ def fit(
     neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
     Batches have 128 samples; a loader brings its own. For a regression `loss` is one of `rhobust.losses`, such as
     `squared_error`, or of PyTorch's with `reduction="none"`. The optimizer defaults to Adam with the paper's learning
-    rate, 0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
-    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
-    where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
-    changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
+    rate, 0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as
+    0.999, the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on
+    from where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning
+    rate changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
     (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
     moves: a key, an index or a submodule (`Perturb`). With `epochs` "auto" the training ends where the objective has
     settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of `rhobust.Observer`, sees steps,
