@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem, project
+from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem, begun, smoothed
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
 from rhobust.batch_norm import check_apart, check_batch_norm, check_way, frozen
-from rhobust.box import Bounds, Ends, limits
+from rhobust.box import Bounds, limits
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
@@ -26,9 +26,10 @@ from rhobust.gamma_parameter import but_precise, gamma_parameter
 from rhobust.inputs import Inputs, Perturb, attached, bound, mask_of, part_of
 from rhobust.losses import PerSampleLoss, tempered
 from rhobust.own_loop import OwnLoop
+from rhobust.sample_weights import check_weight, weighted_mean
 from rhobust.support.compiling import compilable
 from rhobust.support.probing import probing
-from rhobust.surrogate import Surrogate
+from rhobust.surrogate import Surrogate, mean_psi
 from rhobust.validator import check_batch, check_labels, check_settings, check_sign, check_start
 
 # Steps behind an ascent that goes on from where one was left: its first one goes 1 / sqrt(3 + 1), half of the way. All
@@ -102,49 +103,57 @@ class RobustObjective(nn.Module):
         self.own_loop = OwnLoop()
         self._checked = CheckedLoss()
 
-    def forward(self, x: Inputs, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        start: Tensor | None = None,
+        turn: int | None = None,
+        weight: Tensor | None = None,
+    ) -> Surrogate:
         """Solve the inner sup for the batch and return the surrogate.
 
         The ascent begins `start` (B, ...) away from the centers, where one of before was left, and goes on from there;
         by default it begins anew, where its maximizer likes to. `turn` is the number of the training step; by default
-        the one after the last.
+        the one after the last. `weight` (B,), >= 0, says how much each sample counts: means over the batch are
+        sum(w v) / sum(w), that of c in the gradient of gamma too.
         """
         model, z = bound(self.model, x, self.perturb)
-        self._check(z, y)
+        self._check(z, y, weight)
         if start is not None:
             check_start(start, z)
-        return self._surrogate(model, self._center(model, z), y, start, turn)
+        return self._surrogate(model, self._center(model, z), y, start, turn, weight)
 
     def surrogate(self, center: Tensor, y: Tensor, start: Tensor | None = None, turn: int | None = None) -> Surrogate:
         """The same, with the balls centered here and not at fresh noise around some x; nothing is checked again."""
         return self._surrogate(self.model, center, y, start, turn)
 
     def _surrogate(
-        self, model: nn.Module, center: Tensor, y: Tensor, start: Tensor | None, turn: int | None
+        self,
+        model: nn.Module,
+        center: Tensor,
+        y: Tensor,
+        start: Tensor | None,
+        turn: int | None,
+        weight: Tensor | None = None,
     ) -> Surrogate:
         self.own_loop.called(self, self.gamma, self.check_model(len(center)))
         self.turn = self.turn if turn is None else turn
         maximizer = self.maximizer.on(self.turn) if self.training else self.maximizer
         labels, maximum, cost = self._solve(model, center, y, start, maximizer)  # Alg. 1, 2, line 3; Alg. 3, line 5
         self.turn += self.training
+        zeta = maximum.zeta
         with frozen(self.model, self.batch_norm):
-            loss = self._losses(model(attached(center, maximum.zeta)), labels)  # (B,), now with a gradient in theta
+            loss = self._losses(model(attached(center, zeta)), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
             # The mean whose gradient is taken in Alg. 1 and 2, line 4, and in Alg. 3, line 6
-            value = _mean_psi(loss, cost, self.gamma, self.radius, self.temper)
+            value = mean_psi(loss, cost, self.gamma, self.radius, self.temper, weight)
         else:
-            value = tempered(loss, self.temper).mean()
+            value = weighted_mean(tempered(loss, self.temper), weight)
         return Surrogate(
-            value,
-            maximum.zeta,
-            center.detach(),
-            labels,
-            cost,
-            loss.detach(),
-            maximum.accuracy,
-            maximum.gradients,
+            value, zeta, center.detach(), labels, cost, loss.detach(), maximum.accuracy, maximum.gradients, weight
         )
 
     def maximum(self, x: Inputs, y: Tensor) -> Maximum:
@@ -161,7 +170,7 @@ class RobustObjective(nn.Module):
     def _center(self, model: nn.Module, z: Tensor) -> Tensor:
         if not self.noise or not self.training:
             return z
-        return _smoothed(z, torch.rand_like(z), self.noise, *limits(self.bounds, z, mask_of(model), self.cost))
+        return smoothed(z, torch.rand_like(z), self.noise, *limits(self.bounds, z, mask_of(model), self.cost))
 
     def _solve(
         self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -187,12 +196,14 @@ class RobustObjective(nn.Module):
         why = None if math.isfinite(self.cost.kappa) else self.maximizer.why_short_of(self.radius)
         return why and f"radius {self.radius:g} cannot be spent: {why}, or lower the radius"
 
-    def check(self, x: Inputs, y: Tensor) -> None:
-        """Refuse data outside the bounds, not finite, or of classes that the model does not have."""
-        self._check(bound(self.model, x, self.perturb)[1], y)
+    def check(self, x: Inputs, y: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse data outside the bounds, not finite, or of classes that the model does not have, and no weights."""
+        self._check(bound(self.model, x, self.perturb)[1], y, weight)
 
-    def _check(self, z: Tensor, y: Tensor) -> None:
+    def _check(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         check_batch(z, y, self.bounds)
+        if weight is not None:
+            check_weight(weight, len(z))
         if self._checked.classes:
             check_labels(y, self._checked.classes)
 
@@ -228,7 +239,7 @@ class RobustObjective(nn.Module):
         if start is None:
             zeta, behind = maximizer.start(problem), 0
         else:
-            zeta, behind = _begun(problem.z, start, problem.bounds, problem.mask), _BEHIND
+            zeta, behind = begun(problem.z, start, problem.bounds, problem.mask), _BEHIND
         with probing(self.model) if maximizer.gradients else nullcontext():
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
@@ -278,20 +289,5 @@ class RobustObjective(nn.Module):
 
 
 @compilable
-def _smoothed(z: Tensor, draws: Tensor, noise: float, bounds: Ends | None, mask: Tensor | None) -> Tensor:
-    return project(z, z + noise * (2 * draws - 1), bounds, mask)
-
-
-@compilable
-def _begun(center: Tensor, start: Tensor, bounds: Ends | None, mask: Tensor | None) -> Tensor:
-    return project(center, center + start, bounds, mask)
-
-
-@compilable
 def _transport(cost: Cost, z: Tensor, zeta: Tensor) -> Tensor:
     return cost(z, zeta)
-
-
-@compilable
-def _mean_psi(loss: Tensor, cost: Tensor, gamma: Tensor, radius: float, temper: float) -> Tensor:
-    return tempered(loss, temper).mean() + gamma * (radius - cost.mean())

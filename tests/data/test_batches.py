@@ -41,11 +41,11 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 def test_an_epoch_is_a_permutation_decided_by_seed_and_number() -> None:
     batches = batches_of((X, Y), 16, seed=3, device=CPU)
-    first = torch.cat([x for x, _, _ in batches.epoch(0)])
+    first = torch.cat([batch.x for batch in batches.epoch(0)])
     assert torch.equal(first.sort(0).values, X.sort(0).values)
-    assert torch.equal(first, torch.cat([x for x, _, _ in batches_of((X, Y), 16, 3, CPU).epoch(0)]))
-    assert not torch.equal(first, torch.cat([x for x, _, _ in batches.epoch(1)]))
-    assert not torch.equal(first, torch.cat([x for x, _, _ in batches_of((X, Y), 16, 4, CPU).epoch(0)]))
+    assert torch.equal(first, torch.cat([batch.x for batch in batches_of((X, Y), 16, 3, CPU).epoch(0)]))
+    assert not torch.equal(first, torch.cat([batch.x for batch in batches.epoch(1)]))
+    assert not torch.equal(first, torch.cat([batch.x for batch in batches_of((X, Y), 16, 4, CPU).epoch(0)]))
 
 
 @pytest.mark.parametrize("data", [(X, Y), TensorDataset(X, Y)])
@@ -69,7 +69,7 @@ def test_skipping_gives_the_rest_of_the_same_epoch(data: object) -> None:
     "data", [(X.numpy(), Y.numpy()), [X, Y], TensorDataset(X, Y), (X.double().numpy(), Y.numpy().astype(np.int32))]
 )
 def test_tensors_arrays_and_datasets_give_the_same_batches(data: object) -> None:
-    for (a, b, _), (x, y, at) in zip(
+    for (a, b, *_), (x, y, at, _) in zip(
         batches_of(data, 16, 7, CPU).epoch(1), batches_of((X, Y), 16, 7, CPU).epoch(1), strict=True
     ):
         assert torch.equal(a, x)
@@ -88,7 +88,7 @@ def test_a_dataset_is_streamed_batch_by_batch() -> None:
 
 def test_a_list_of_pairs_is_a_data_set_for_a_loader() -> None:
     pairs: Any = list(zip(X, Y, strict=True))
-    x, y, _ = next(batches_of(DataLoader(pairs, 50), None, 0, CPU).epoch(0))
+    x, y, *_ = next(batches_of(DataLoader(pairs, 50), None, 0, CPU).epoch(0))
     assert torch.equal(x, X)
     assert torch.equal(y, Y)
 
@@ -119,10 +119,14 @@ def test_unusable_data_are_named() -> None:
         batches_of({"x": X}, 16, 0, CPU)
     with pytest.raises(DataError, match=r"a DataLoader \(which takes a list of pairs, too\), not a list of 50"):
         batches_of(list(zip(X, Y, strict=True)), 16, 0, CPU)
-    with pytest.raises(DataError, match=r"the Dataset must give pairs \(x, y\), not a list of 3"):
-        next(batches_of(TensorDataset(X, Y, Y), 16, 0, CPU).epoch(0))
-    with pytest.raises(DataError, match=r"the DataLoader must give pairs \(x, y\), not a list of 3"):
-        next(batches_of(DataLoader(TensorDataset(X, Y, Y)), None, 0, CPU).epoch(0))
+    with pytest.raises(
+        DataError, match=r"the Dataset must give pairs \(x, y\), or triples \(x, y, weight\), not a list of 4"
+    ):
+        next(batches_of(TensorDataset(X, Y, Y, Y), 16, 0, CPU).epoch(0))
+    with pytest.raises(
+        DataError, match=r"the DataLoader must give pairs \(x, y\), or triples \(x, y, weight\), not a list of 4"
+    ):
+        next(batches_of(DataLoader(TensorDataset(X, Y, Y, Y)), None, 0, CPU).epoch(0))
     with pytest.raises(DataError, match="NaN or infinite values"):
         batches_of((torch.full((3, 2), torch.nan), torch.zeros(3)), 16, 0, CPU)
     with pytest.raises(DataError, match="wrap an iterable dataset in a DataLoader"):

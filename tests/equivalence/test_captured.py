@@ -569,3 +569,20 @@ def test_a_replayed_training_settles_where_it_is_looked_at_and_where_it_is_not()
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2)).cuda()
     how: dict[str, Any] = {"method": "spgda", "radius": 0.5, "epochs": 10_000, "optimizer": adam(model, 0.01)}
     assert rhobust.fit(model, (x, y), observer=Ends(), **how).history == found[0][0]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_captured_weights_of_samples_are_eager(precision: torch.dtype) -> None:
+    draws = torch.Generator("cuda").manual_seed(3)
+    given = [
+        batch._replace(weight=torch.rand(len(batch.y), device="cuda", generator=draws) ** 4) for batch in batches()
+    ]
+    captured, eager = both("spgda", source=Stream(given), precision=precision)
+    heard = Heard()
+    replayed, launched = train(captured, observer=heard), train(eager)
+    assert captured.captured, heard.said
+    assert close(captured, eager, 1e-4 if precision == torch.float32 else 0.1)
+    rel = 1e-3 if precision == torch.float32 else 0.2
+    assert [record.rho_eff for record in replayed[:10]] == pytest.approx(
+        [record.rho_eff for record in launched[:10]], rel=rel
+    )

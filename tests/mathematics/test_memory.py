@@ -66,7 +66,7 @@ def literally(epochs: int, decay: float) -> tuple[Tensor, Tensor]:
     """Descent-ascent with a zeta of its own for every sample, written out."""
     theta, moves = torch.full((3,), 0.4), torch.zeros(10, 3)
     for epoch in range(epochs):
-        for x, y, at in SampleBatches(Samples(X, Y), 4, 0, CPU).epoch(epoch):
+        for x, y, at, _ in SampleBatches(Samples(X, Y), 4, 0, CPU).epoch(epoch):
             assert at is not None
             move = decay * moves[at]
             away = (x + move) @ theta - y

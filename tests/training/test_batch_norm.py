@@ -53,7 +53,7 @@ def test_erm_through_fit_is_the_loop_by_hand_bit_for_bit() -> None:
     model, expected = network(), network()
     optimizer = torch.optim.Adam(expected.parameters(), lr=1e-3)
     for epoch in range(2):
-        for x, y, _ in SampleBatches(SOME, 32, 0, CPU).epoch(epoch):
+        for x, y, *_ in SampleBatches(SOME, 32, 0, CPU).epoch(epoch):
             optimizer.zero_grad()
             cross_entropy(expected(x), y).mean().backward()
             optimizer.step()

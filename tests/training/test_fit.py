@@ -1,5 +1,6 @@
 """`fit`: what it refuses before the first step."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,24 @@ Y = torch.arange(8) % 2
             r"floating point to be moved, not uint8; use x\.float\(\), or for an array x\.astype\('float32'\)",
         ),
         ({"data": (X, Y, Y)}, DataError, r"data must be \(x, y\), .*, not a tuple of 3"),
+        ({"weights": torch.ones(7)}, DataError, r"weights must be real numbers in a tensor \(8,\), .*, not .*\(7,\)"),
+        ({"weights": torch.ones(8, 1)}, DataError, r"weights must be .* tensor \(8,\), .* shape \(8, 1\)"),
+        ({"weights": [1, 1, 1, -2, 1, 1, 1, 1]}, DataError, "weights must be finite and >= 0; that of sample 3 is -2"),
+        ({"weights": torch.arange(8.0).log()}, DataError, "weights must be finite and >= 0; that of sample 0 is -inf"),
+        ({"weights": [1, math.nan, *[1] * 6]}, DataError, "weights must be finite and >= 0; that of sample 1 is nan"),
+        ({"weights": np.zeros(8)}, DataError, "all 8 weights of samples are 0: nothing counts"),
+        ({"weights": "balanced"}, DataError, "weights must be 8 numbers, one for each sample, not 'balanced'"),
+        (
+            {"data": TensorDataset(X, Y), "weights": torch.ones(8)},
+            DataError,
+            r"weights= is for data in memory; a Dataset or a DataLoader gives triples \(x, y, weight\)",
+        ),
+        (
+            {"data": TensorDataset(X, Y, torch.arange(8))},
+            DataError,
+            "the third part that the Dataset gives is the weight of a sample, of floating point, not torch.int64",
+        ),
+        ({"data": TensorDataset(X, Y, torch.zeros(8))}, DataError, "all 8 weights of samples are 0: nothing counts"),
         ({"model": nn.Flatten()}, Refused, "Flatten has no parameters: there is nothing to train"),
         ({"data": (X, Y.float())}, DataError, "for regression pass another loss="),
         ({"data": (X, Y[:5])}, DataError, "x has 8 samples and y has 5"),

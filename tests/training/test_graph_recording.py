@@ -17,6 +17,7 @@ from rhobust.data.batches import Batch, Batches, LoaderBatches, SampleBatches
 from rhobust.data.samples import Samples
 from rhobust.errors import DataError, Diverged
 from rhobust.losses import cross_entropy
+from rhobust.memory import Memory
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
@@ -85,6 +86,11 @@ def of(samples: Samples, size: int) -> SampleBatches:
 
 def recorded(size: int, epochs: int = 1) -> Any:
     return CudaGraphEngine(eager(of(DATA, size), epochs))
+
+
+def weighted(size: int) -> SampleBatches:
+    weight = torch.rand(80, generator=torch.Generator().manual_seed(1)) ** 4
+    return SampleBatches(DATA, size, 0, torch.device("cpu"), weight)
 
 
 def weights(one: Engine) -> Tensor:
@@ -211,3 +217,25 @@ def test_a_window_that_diverges_gives_its_sound_records_and_the_weights_before_i
     assert [record.step for record in caught.value.records] == [20, 21, 22, 23]
     assert torch.equal(weights(one), before)
     assert one.flush() == []
+
+
+@pytest.mark.parametrize("size", [8, 24])
+@pytest.mark.parametrize("remembered", [True, False])
+def test_weights_of_samples_come_with_every_replay(size: int, remembered: bool) -> None:
+    """Beside the samples' numbers, where a memory asks for them."""
+    engines = [eager(batches, 4) for batches in (weighted(size), weighted(size), of(DATA, size))]
+    for one in engines:
+        one.memory = Memory(DATA.x, 0.5) if remembered else None
+    replayed, launched, alike = CudaGraphEngine(engines[0]), engines[1], engines[2]
+    assert train(replayed) == train(launched) != train(alike)
+    assert replayed.captured
+    assert torch.equal(weights(replayed), weights(launched))
+
+
+def test_weights_that_a_loader_gives_are_looked_at_before_every_replay() -> None:
+    triples: Any = [(x, y, torch.ones(len(x))) for x, y, *_ in of(DATA, 8).epoch(0)]
+    triples[8][2][:] = 0
+    found = list[object]()
+    source = LoaderBatches(DataLoader(triples, batch_size=None), torch.device("cpu"))
+    with pytest.raises(DataError, match="all 8 weights of samples are 0"):
+        found.extend(CudaGraphEngine(eager(source)).epoch(0, 0, print))

@@ -12,6 +12,7 @@ from torch import Tensor
 from rhobust.box import Ends
 from rhobust.costs import Cost
 from rhobust.errors import Unmovable
+from rhobust.support.compiling import compilable
 
 _UNMOVABLE = (
     "the loss has no gradient in the inputs, so no ascent can move them: the model or the loss detaches them, rounds "
@@ -73,6 +74,18 @@ def project(z: Tensor, zeta: Tensor, bounds: Ends | None, mask: Tensor | None) -
     """zeta in the box, where there is one, and at z where the mask, if there is one, lets nothing move."""
     boxed = zeta if bounds is None else zeta.clamp(*bounds)
     return boxed if mask is None else boxed.where(mask, z)
+
+
+@compilable
+def smoothed(z: Tensor, draws: Tensor, noise: float, bounds: Ends | None, mask: Tensor | None) -> Tensor:
+    """z with uniform noise of this half-width, from draws in [0, 1], where it may move."""
+    return project(z, z + noise * (2 * draws - 1), bounds, mask)
+
+
+@compilable
+def begun(center: Tensor, start: Tensor, bounds: Ends | None, mask: Tensor | None) -> Tensor:
+    """Where an ascent begins that goes on `start` away from its center."""
+    return project(center, center + start, bounds, mask)
 
 
 @dataclass(frozen=True)

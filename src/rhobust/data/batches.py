@@ -13,19 +13,30 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from rhobust.checks import count_problem
 from rhobust.data.samples import Samples, inputs_of, tensor_of
+from rhobust.data.weights import relative_weights, third_part
 from rhobust.errors import DataError
-from rhobust.inputs import Inputs, each, leaves
+from rhobust.inputs import Inputs, each, leaves, refilled
 from rhobust.validator import check_batch, check_movable
 
 _BATCH_SIZE = 128  # the paper's
 
 
 class Batch(NamedTuple):
-    """Some samples, and which of all they are where all are in memory."""
+    """Some samples, which of all they are where all are in memory, and how much each counts where that differs."""
 
     x: Any  # a tensor, or inputs of which a part moves
     y: Tensor
     at: Tensor | None = None
+    weight: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that there are, in their order."""
+        return (*leaves(self.x), self.y, *(part for part in (self.at, self.weight) if part is not None))
+
+    def refilled(self, tensors: Iterator[Tensor]) -> Batch:
+        """The same batch with other tensors, in their order."""
+        x, y = refilled(self.x, tensors), next(tensors)
+        return Batch(x, y, *(None if part is None else next(tensors) for part in (self.at, self.weight)))
 
 
 class Batches(ABC):
@@ -54,9 +65,12 @@ class Batches(ABC):
 class SampleBatches(Batches):
     """Tensors in memory, shuffled anew each epoch by (seed, epoch)."""
 
-    def __init__(self, samples: Samples, batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, samples: Samples, batch_size: int, seed: int, device: torch.device, weight: Tensor | None = None
+    ) -> None:
         check_batch(samples.x, samples.y)  # once for all, not batch by batch
         self.samples = Samples(samples.x.to(device), samples.y.to(device))
+        self.weight = None if weight is None else weight.to(device)
         self.batch_size, self.seed = batch_size, seed
         self.full = min(batch_size, len(samples))
 
@@ -72,14 +86,23 @@ class SampleBatches(Batches):
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.samples), self.seed, number).to(self.samples.x.device)  # one copy for the epoch
         for chosen in torch.split(order, self.batch_size)[skip:]:
-            yield Batch(self.samples.x[chosen], self.samples.y[chosen], chosen)
+            yield Batch(self.samples.x[chosen], self.samples.y[chosen], chosen, _chosen(self.weight, chosen))
 
 
 class InputBatches(Batches):
     """Inputs in memory of which only a part moves, shuffled in the same way."""
 
-    def __init__(self, x: Inputs, y: Tensor, batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        x: Inputs,
+        y: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        weight: Tensor | None = None,
+    ) -> None:
         self.x, self.y = each(x, lambda part: part.to(device)), y.to(device)
+        self.weight = None if weight is None else weight.to(device)
         self.batch_size, self.seed = batch_size, seed
         self.full = min(batch_size, len(y))
 
@@ -89,7 +112,8 @@ class InputBatches(Batches):
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = _order(len(self.y), self.seed, number).to(self.y.device)
         for chosen in torch.split(order, self.batch_size)[skip:]:
-            yield Batch(each(self.x, lambda part, chosen=chosen: part[chosen]), self.y[chosen])  # type: ignore[misc]
+            x = each(self.x, lambda part, chosen=chosen: part[chosen])  # type: ignore[misc]
+            yield Batch(x, self.y[chosen], weight=_chosen(self.weight, chosen))
 
 
 class DatasetBatches(Batches):
@@ -163,12 +187,19 @@ class LoaderBatches(Batches):
             )
 
 
-def _batch(pair: object, source: str, device: torch.device, precision: torch.dtype, partial: bool) -> Batch:
+def _batch(parts: object, source: str, device: torch.device, precision: torch.dtype, partial: bool) -> Batch:
     """What a source of the user's gave, where the model is and in its precision."""
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise DataError(f"the {source} must give pairs (x, y), not {_kind(pair)}")
-    x = inputs_of(pair[0], precision) if partial else tensor_of(pair[0], precision)
-    return Batch(each(x, lambda part: part.to(device)), tensor_of(pair[1], precision).to(device))
+    if not (isinstance(parts, tuple | list) and len(parts) in (2, 3)):
+        raise DataError(f"the {source} must give pairs (x, y), or triples (x, y, weight), not {_kind(parts)}")
+    x = inputs_of(parts[0], precision) if partial else tensor_of(parts[0], precision)
+    x, y = each(x, lambda part: part.to(device)), tensor_of(parts[1], precision).to(device)
+    if len(parts) == 2:
+        return Batch(x, y)
+    return Batch(x, y, weight=third_part(parts[2], len(y), source, precision).to(device))
+
+
+def _chosen(weight: Tensor | None, chosen: Tensor) -> Tensor | None:
+    return None if weight is None else weight[chosen]
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
@@ -182,11 +213,15 @@ def batches_of(
     device: torch.device,
     precision: torch.dtype = torch.float32,
     partial: bool = False,
+    weights: object = None,
 ) -> Batches:
     """Batches from (x, y) tensors or arrays, `Samples`, a `Dataset` or a `DataLoader`, in this precision.
 
     Where x moves only in part (`partial`) it may be a dict or a tuple of tensors, and need not be of floating point.
+    `weights` say how much each sample in memory counts; those of weight 0 are left out.
     """
+    if weights is not None and isinstance(data, DataLoader | Dataset):
+        raise DataError("weights= is for data in memory; a Dataset or a DataLoader gives triples (x, y, weight)")
     if isinstance(data, DataLoader):
         if batch_size is not None:
             raise DataError("a DataLoader brings its own batches; set the batch size there and drop batch_size=")
@@ -201,25 +236,34 @@ def batches_of(
         data = data.x, data.y
     if isinstance(data, tuple | list) and len(data) == 2:
         if partial:
-            return _of_inputs(data[0], data[1], batch_size, seed, device, precision)
+            return _of_inputs(data[0], data[1], weights, batch_size, seed, device, precision)
         x, y = (tensor_of(part, precision) for part in data)
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
         check_movable(x, getattr(data[0], "dtype", x.dtype))  # the array's own: the tensor is int64 whatever it was
-        return SampleBatches(Samples(x, y), batch_size, seed, device)
+        if weights is None:
+            return SampleBatches(Samples(x, y), batch_size, seed, device)
+        weight = relative_weights(weights, len(x), precision)
+        counts = weight > 0
+        return SampleBatches(Samples(x[counts], y[counts]), batch_size, seed, device, weight[counts])
     raise DataError(
         f"data must be (x, y), a Dataset or a DataLoader (which takes a list of pairs, too), not {_kind(data)}"
     )
 
 
 def _of_inputs(
-    x: object, y: object, batch_size: int, seed: int, device: torch.device, precision: torch.dtype
+    x: object, y: object, weights: object, batch_size: int, seed: int, device: torch.device, precision: torch.dtype
 ) -> Batches:
     inputs, labels = inputs_of(x, precision), tensor_of(y, precision)
     sizes = {len(part) if part.ndim else 0 for part in (*leaves(inputs), labels)}
     if len(sizes) > 1 or sizes == {0}:
         raise DataError(f"x and y must have the same number of samples, and one at least, not {sorted(sizes)}")
-    return InputBatches(inputs, labels, batch_size, seed, device)
+    if weights is None:
+        return InputBatches(inputs, labels, batch_size, seed, device)
+    weight = relative_weights(weights, len(labels), precision)
+    counts = weight > 0
+    inputs = each(inputs, lambda part: part[counts])
+    return InputBatches(inputs, labels[counts], batch_size, seed, device, weight[counts])
 
 
 def _kind(data: object) -> str:

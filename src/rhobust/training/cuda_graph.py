@@ -18,7 +18,6 @@ from torch.optim import SGD, Optimizer
 
 from rhobust.data.batches import Batch
 from rhobust.errors import Diverged
-from rhobust.inputs import Inputs, leaves, refilled
 from rhobust.training.eager import EagerEngine
 from rhobust.training.engine import Engine, Warn
 from rhobust.training.graph_recording import Recordings, first_line
@@ -51,7 +50,7 @@ class CudaGraphEngine(Engine):
         )
         self._whole = eager.batches.whole()
         self._checked = False  # whether all the data were
-        self._like: Inputs = torch.empty(0)  # inputs in the form that a recording puts its tensors into
+        self._like = Batch(torch.empty(0), torch.empty(0))  # in the form that a recording puts its tensors into
         self._rates: list[dict[str, Any]] = []
         self._pending: list[Numbers] = []
         self._before: list[Tensor] = []  # theta, gamma and buffers as they were before the first of the pending
@@ -69,7 +68,8 @@ class CudaGraphEngine(Engine):
     def take(self, batch: Batch, step: int, epoch: int) -> Sequence[Record]:
         """One training step; the records that are ready."""
         self._notice_rates()
-        tensors, self._like = self._tensors(batch), batch.x
+        self._like = self._read(batch)
+        tensors = self._like.tensors()
         recording = self._recordings.find(*tensors, turn=self.objective.maximizer.turn(step))
         if recording is None:
             records = self.flush()
@@ -112,10 +112,9 @@ class CudaGraphEngine(Engine):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.eager.load_state_dict(state)
 
-    def _tensors(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What a step reads of a batch."""
-        x, y, at = batch
-        return (*leaves(x), y) if self.eager.memory is None or at is None else (*leaves(x), y, at)
+    def _read(self, batch: Batch) -> Batch:
+        """What a step reads of a batch: only a memory asks which samples it holds."""
+        return batch._replace(at=None) if self.eager.memory is None else batch
 
     def _parts(self) -> list[Tensor]:
         return [*self.objective.parameters(), *self.objective.buffers()]
@@ -123,7 +122,7 @@ class CudaGraphEngine(Engine):
     def _check(self, batch: Batch) -> None:
         """What a replay cannot: look at its batch, or once at all the data."""
         if self._whole is None:
-            self.objective.check(batch.x, batch.y)
+            self.objective.check(batch.x, batch.y, batch.weight)
         elif not self._checked:
             self.objective.check(self._whole.x, self._whole.y)
             self._checked = True
@@ -147,9 +146,8 @@ class CudaGraphEngine(Engine):
         return [theta._version for theta in self.objective.parameters()]
 
     def _recorded(self, *tensors: Tensor, turn: int) -> Numbers:
-        """The step, as it is captured, of what `_tensors` gave."""
-        rest = iter(tensors)
-        batch = Batch(refilled(self._like, rest), next(rest), next(rest, None))
+        """The step, as it is captured, of the tensors of a batch."""
+        batch = self._like.refilled(iter(tensors))
         with self._fused(batch):
             numbers = self.eager.gradient(batch, turn, 0)
             self.eager.update()
@@ -161,7 +159,7 @@ class CudaGraphEngine(Engine):
         A run that is resumed with such a last one fuses what it would have fused.
         """
         size = self.eager.batches.full
-        full = self._recordings.is_first(*self._tensors(batch)) if size is None else len(batch.y) == size
+        full = self._recordings.is_first(*self._read(batch).tensors()) if size is None else len(batch.y) == size
         return self._fusion.applied() if self._fusion and full else nullcontext()
 
     def _notice_rates(self) -> None:

@@ -124,6 +124,7 @@ def fit(
     schedule: str = "constant",
     perturb: Perturb | str | int | None = None,
     batch_norm: str = "ascent-eval",
+    weights: object = None,
     seed: int = 0,
     observer: Observer | None = None,
     **knobs: Any,
@@ -139,10 +140,13 @@ def fit(
     from where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning
     rate changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
     (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
-    moves: a key, an index or a submodule (`Perturb`). With `epochs` "auto" the training ends where the objective has
-    settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of `rhobust.Observer`, sees steps,
-    warnings and ends of epochs, and may end the training early. On a GPU the step is captured once and replayed, where
-    it can be. The random draws of the training come from `seed`; the global generators are left as they were.
+    moves: a key, an index or a submodule (`Perturb`). `weights` (N,) say how much each sample in memory counts; a
+    `Dataset` or a loader may give triples (x, y, weight) instead. The objective of a batch is the mean weighted within
+    the batch. A sample of weight 0 counts nothing, and a batch needs one above 0. With `epochs` "auto" the training
+    ends where the objective has settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of
+    `rhobust.Observer`, sees steps, warnings and ends of epochs, and may end the training early. On a GPU the step is
+    captured once and replayed, where it can be. The random draws of the training come from `seed`; the global
+    generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
@@ -195,7 +199,7 @@ def fit(
         batch_norm=batch_norm,
     )
     observer = observer or Observer()
-    batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
+    batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None, weights)
     whole = batches.whole()
     engine = central_engine(
         objective,
@@ -212,7 +216,8 @@ def fit(
         observer.warned(remark)
     with seeded(seed, some.device):
         history = train(engine, observer=observer, stop=stop)
-    judged = whole if objective.classifies or is_regression(loss) else None
+    # Errors that count all samples alike say little of what was learned from some more than others.
+    judged = whole if weights is None and (objective.classifies or is_regression(loss)) else None
     if judged is not None and (doubt := useless(objective, judged, batches.full or len(judged))):
         observer.warned(doubt)
     ended = stop is not None or history[-1].epoch + 1 < engine.epochs  # by the rule, its limit or the observer

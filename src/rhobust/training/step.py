@@ -56,25 +56,30 @@ def gradient(
     memory: Memory | None = None,
 ) -> Numbers:
     """The gradient in theta and gamma on a batch, left where the optimizer finds it, and the numbers of the step."""
-    x, y, at = batch
+    x, y, at, weight = batch
     optimizer.zero_grad()
     start = None if memory is None or at is None else memory.recall(at)
     with _precise(y.device, precision):
-        surrogate = objective(x, y, start, step)  # Alg. 1 and 2, line 3
+        surrogate = objective(x, y, start, step, weight)  # Alg. 1 and 2, line 3
     surrogate.value.backward()  # Alg. 1 and 2, line 4: the gradient
     gamma = objective.gamma.detach()
-    gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else surrogate.accuracy.gap.max()
+    gap = torch.full_like(gamma, math.inf) if surrogate.accuracy is None else _largest(surrogate.accuracy.gap, weight)
     values = (
-        surrogate.loss.mean(),
+        surrogate.mean(surrogate.loss),
         surrogate.value.detach(),
         gamma,
-        surrogate.cost.mean(),
+        surrogate.mean(surrogate.cost),
         optimizer.stationarity(),
         gap,
     )
     if memory is not None and at is not None:  # last: a step that fails before may be taken again
         memory.keep(at, surrogate.center, surrogate.zeta)
     return Numbers(step, epoch, torch.stack([value.to(gamma) for value in values]), surrogate.gradients)
+
+
+def _largest(gap: Tensor, weight: Tensor | None) -> Tensor:
+    """The largest gap of the samples that count."""
+    return gap.max() if weight is None else gap.masked_fill(weight == 0, 0).max()
 
 
 def _precise(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:
