@@ -10,6 +10,7 @@ import pytest
 from rhobust.certificates.certificate import Certificate, Certification
 from rhobust.evaluation.audit import Audit
 from rhobust.evaluation.evaluation import AttackedError, Evaluation
+from rhobust.evaluation.group_errors import GroupedCell, GroupError, GroupErrors
 from rhobust.evaluation.shifts import ShiftedError, ShiftEvaluation
 from rhobust.evaluation.trust import Flag
 from rhobust.runs.directory import Run
@@ -19,7 +20,14 @@ EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SH
 FLAG = Flag("grows", "it falls")
 RESULTS: dict[Kind[Any], Any] = {
     EVALUATION: Evaluation(
-        9, 0.1, [AttackedError("pgd", 0.1, 1 / 3, 2), AttackedError("wasserstein", 2.0, 0.5, 0, 1.9)], [FLAG], ["grows"]
+        9,
+        0.1,
+        [AttackedError("pgd", 0.1, 1 / 3, 2), AttackedError("wasserstein", 2.0, 0.5, 0, 1.9)],
+        [FLAG],
+        ["grows"],
+        groups=GroupErrors(
+            [GroupError("a", 9, 0.1, [0.0, 0.4])], [GroupedCell("pgd", 0.1, [GroupError("a", 9, 1 / 3, [0.1, 0.6])])]
+        ),
     ),
     SHIFTS: ShiftEvaluation(9, 0.1, [ShiftedError("blur", 1, 0.1), ShiftedError("blur", 2, 0.2)]),
     CERTIFICATES: Certification(

@@ -17,10 +17,12 @@ from rhobust.attacks.raise_loss import check_raises_loss
 from rhobust.attacks.wasserstein import Transported, wasserstein
 from rhobust.box import Bounds
 from rhobust.checks import count_problem
+from rhobust.data.groups import Groups, groups_of
 from rhobust.data.samples import REGRESSION, TASKS, Samples, moving_samples
 from rhobust.errors import ConfigError, DataError, unknown
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError, Evaluation
-from rhobust.evaluation.intervals import packed
+from rhobust.evaluation.group_errors import GroupedCell, GroupErrors, of_shares
+from rhobust.evaluation.intervals import packed, unpacked
 from rhobust.evaluation.regression import RegressionAttacks, evaluate_regression
 from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.evaluation.trust import CHECKS, examine, falling, learned, outside
@@ -54,6 +56,7 @@ def evaluate(
     keep: bool = False,
     perturb: Perturb | str | int | None = None,
     task: str | None = None,
+    groups: object = None,
     done: Callable[[str], None] | None = None,
 ) -> Evaluation | RegressionEvaluation:
     """Clean error, the error under each attack at each epsilon, and under a Wasserstein attack of each budget.
@@ -69,6 +72,9 @@ def evaluate(
     name; a cascade goes on until that many rounds of random starts in a row have found nothing. `checks` adds those of
     `trust`. With `keep` the result holds the attacked inputs. Batches are as large as the device likes; one that does
     not fit into memory is halved.
+
+    With `groups`, a whole number or a string for each sample, such as its site or class, the result has the error of
+    each group with its 95 % interval, and the worst group (`GroupErrors`).
 
     A regression has RMSE, MAE and R^2 in place of errors (`RegressionEvaluation`). Its loss tells
     (`losses.is_regression`); with a loss of your own say `task="regression"`. Its attacks, by default `apgd` in three
@@ -94,6 +100,7 @@ def evaluate(
     model, samples = moving_samples(data, whole, perturb)
     if not len(samples):
         raise DataError("there are no samples to evaluate on")
+    grouped = None if groups is None else groups_of(groups, len(samples))
 
     task = task or (REGRESSION if is_regression(loss) else TASKS[0])
     attacks, runs = USUAL_ATTACKS[task] if attacks is None else attacks, restarts or USUAL_RESTARTS[task]
@@ -106,14 +113,22 @@ def evaluate(
             check_raises_loss(attacks)
             of_numbers = RegressionAttacks(model, loss, bounds, runs, seed, size)
             found = evaluate_regression(
-                of_numbers, samples, attacks=attacks, epsilons=grid, budgets=spend, checks=checks, keep=keep, tell=tell
+                of_numbers,
+                samples,
+                attacks=attacks,
+                epsilons=grid,
+                budgets=spend,
+                checks=checks,
+                keep=keep,
+                groups=grouped,
+                tell=tell,
             )
         else:
             for name in attacks:
                 if name not in CASCADES:
                     find_attack(name, CASCADES)
             attacker = BatchedAttacks(model, loss, bounds, runs, seed, size)
-            found = _evaluate_classifier(attacker, samples, attacks, grid, spend, checks, keep, tell)
+            found = _evaluate_classifier(attacker, samples, attacks, grid, spend, checks, keep, grouped, tell)
     return replace(found, forwarded=passes.forwarded)
 
 
@@ -125,6 +140,7 @@ def _evaluate_classifier(
     spend: Sequence[float],
     checks: bool,
     keep: bool,
+    groups: Groups | None,
     tell: Callable[[str], None],
 ) -> Evaluation:
     clean = attacker.run(samples, [None])[0].fooled  # (N,)
@@ -166,7 +182,8 @@ def _evaluate_classifier(
         flags += more
         judged |= probed
     checked = [check for check in CHECKS if check in judged]
-    return Evaluation(len(samples), float(clean.double().mean()), cells, flags, checked, examples=examples)
+    error, by_group = float(clean.double().mean()), _by_group(groups, clean, cells)
+    return Evaluation(len(samples), error, cells, flags, checked, examples=examples, groups=by_group)
 
 
 @dataclass(frozen=True)
@@ -235,6 +252,15 @@ def _cascaded(name: str, epsilon: float, found: Cascade, clean: Tensor) -> Attac
     wrong = found.fell(e)
     error = float(wrong.double().mean())
     return AttackedError(name, epsilon, error, found.discarded[e], stages=found.errors(e), wrong=packed(wrong))
+
+
+def _by_group(groups: Groups | None, clean: Tensor, cells: Sequence[AttackedError]) -> GroupErrors | None:
+    if groups is None:
+        return None
+    attacked = [
+        GroupedCell(cell.attack, cell.epsilon, of_shares(groups, unpacked(cell.wrong, len(clean)))) for cell in cells
+    ]
+    return GroupErrors(of_shares(groups, clean), attacked)
 
 
 def _worst(grid: Sequence[float], fooled: Sequence[Tensor]) -> Tensor:

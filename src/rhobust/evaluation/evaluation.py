@@ -14,6 +14,7 @@ from rhobust.attacks.attack import ATTACKS, only_weak
 from rhobust.attacks.cascade import CASCADES, STAGES
 from rhobust.charts.axes import GRAY, drawable
 from rhobust.charts.drawings import draw_errors
+from rhobust.evaluation.group_errors import GroupError, GroupErrors
 from rhobust.evaluation.intervals import interval
 from rhobust.evaluation.trust import Flag
 from rhobust.support.display import Displayed, Table
@@ -67,6 +68,8 @@ class Evaluation(Displayed):
     """Samples that the model was shown: a measure of work that does not depend on the machine."""
     examples: dict[str, dict[float, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     """The attacked inputs by attack, then by epsilon, where they were asked for."""
+    groups: GroupErrors | None = field(default=None, repr=False)
+    """The errors of each group and the worst group, where groups were given."""
 
     @property
     def grid(self) -> dict[str, dict[float, AttackedError]]:
@@ -93,6 +96,8 @@ class Evaluation(Displayed):
         """Plain values; every error with its 95 % interval."""
         plain = asdict(replace(self, examples={}))
         del plain["examples"]
+        if self.groups is None:
+            del plain["groups"]
         for cell in plain["attacked"]:
             cell["interval"] = list(interval(cell["error"], self.samples))
         return plain | {"clean_interval": list(interval(self.clean, self.samples))}
@@ -138,7 +143,13 @@ class Evaluation(Displayed):
         tables += [self._by_budget(self.grid[WASSERSTEIN])] if WASSERSTEIN in self.grid else []
         between = f"95 % interval {self._between(self.clean)}"
         clean = f"clean error {percent(self.clean)} % ({between}) on {self.samples} samples"
+        if self.groups is not None:
+            tables += self.groups.tables("error in percent, and its 95 % interval", self._of_group)
         return [clean, *tables, *self._judgement(named)]
+
+    def _of_group(self, one: GroupError) -> tuple[str, str]:
+        low, high = one.interval
+        return percent(one.error), f"{100 * low:.1f}-{100 * high:.1f}"
 
     def _of_cascade(self, name: str, cells: Mapping[float, AttackedError]) -> Table:
         rows = []

@@ -27,8 +27,10 @@ from rhobust.attacks.raise_loss import Raised, raise_loss
 from rhobust.attacks.wasserstein import Transported, wasserstein
 from rhobust.box import Bounds
 from rhobust.costs import per_sample, rows
+from rhobust.data.groups import Groups
 from rhobust.data.samples import Samples
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
+from rhobust.evaluation.group_errors import GroupedCell, GroupError, GroupErrors, of_squares
 from rhobust.evaluation.regression_evaluation import AttackedResiduals, RegressionEvaluation, Residuals
 from rhobust.evaluation.trust import CHECKS, Flag, outside, spread_out
 from rhobust.inputs import part_of
@@ -88,6 +90,12 @@ class RegressionAttacks:
         y = matched(output, samples.y)
         return Residuals.of(residuals(output, samples.y), y, losses_of(self.loss, output, samples.y))
 
+    def by_group(self, samples: Samples, zeta: Tensor, groups: Groups | None) -> list[GroupError]:
+        """The RMSE of each group at zeta, where there are groups."""
+        if groups is None:
+            return []
+        return of_squares(groups, residuals(self.outputs(zeta), samples.y).double().square().mean(1))
+
     def transported(self, samples: Samples, budget: float) -> Transported:
         """The Wasserstein attack, whose budget is for all samples together."""
         attacked = partial(wasserstein, self.model, samples.x, samples.y, loss=self.loss, bounds=self.bounds)
@@ -115,6 +123,7 @@ def evaluate_regression(
     budgets: Sequence[float],
     checks: bool,
     keep: bool,
+    groups: Groups | None,
     tell: Callable[[str], None],
 ) -> RegressionEvaluation:
     """The residuals of every cell that was asked for (`evaluate.evaluate`)."""
@@ -129,16 +138,19 @@ def evaluate_regression(
         if len(alike) > 1:
             found[called] = _worst(epsilons, alike)
     cells: list[AttackedResiduals] = []
+    grouped: list[GroupedCell] = []
     examples: dict[str, dict[float, Tensor]] = {}
     for name, made in found.items():
         for epsilon, one in zip(epsilons, made, strict=True):
             at = attacker.measured(samples, one.zeta) if epsilon else clean
             cells.append(AttackedResiduals(name, epsilon, at, one.discarded))
+            grouped.append(GroupedCell(name, epsilon, attacker.by_group(samples, one.zeta, groups)))
         examples[name] = {epsilon: one.zeta for epsilon, one in zip(epsilons, made, strict=True) if keep and epsilon}
     for budget in budgets:
         moved = attacker.transported(samples, budget)
         at = attacker.measured(samples, moved.zeta)
         cells.append(AttackedResiduals(WASSERSTEIN, budget, at, moved.discarded, moved.mean_cost))
+        grouped.append(GroupedCell(WASSERSTEIN, budget, attacker.by_group(samples, moved.zeta, groups)))
         examples.setdefault(WASSERSTEIN, {}).update({budget: moved.zeta} if keep else {})
         tell(f"{WASSERSTEIN} {budget:g} done")
     more, judged = learned(attacker, samples)
@@ -153,7 +165,8 @@ def evaluate_regression(
         flags += more
         judged |= probed
     checked = [check for check in CHECKS if check in judged]
-    return RegressionEvaluation(len(samples), clean, cells, flags, checked, examples=examples)
+    by_group = None if groups is None else GroupErrors(attacker.by_group(samples, samples.x, groups), grouped)
+    return RegressionEvaluation(len(samples), clean, cells, flags, checked, examples=examples, groups=by_group)
 
 
 def _worst(grid: Sequence[float], found: Sequence[Sequence[Raised]]) -> list[Raised]:

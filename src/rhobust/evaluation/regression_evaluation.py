@@ -14,6 +14,7 @@ from rhobust.charts.axes import GRAY, drawable
 from rhobust.charts.drawings import draw_errors
 from rhobust.errors import DataError
 from rhobust.evaluation.evaluation import WASSERSTEIN
+from rhobust.evaluation.group_errors import GroupErrors
 from rhobust.evaluation.intervals import mean_interval
 from rhobust.evaluation.trust import Flag
 from rhobust.support.display import Displayed, Table
@@ -122,6 +123,8 @@ class RegressionEvaluation(Displayed):
     """Samples that the model was shown: a measure of work that does not depend on the machine."""
     examples: dict[str, dict[float, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     """The attacked inputs by attack, then by epsilon, where they were asked for."""
+    groups: GroupErrors | None = field(default=None, repr=False)
+    """The RMSE of each group and the worst group, where groups were given."""
 
     @property
     def clean(self) -> float:
@@ -154,6 +157,14 @@ class RegressionEvaluation(Displayed):
         """Plain values; the infinite end of an interval is null."""
         plain = asdict(replace(self, examples={}))
         del plain["examples"]
+        if self.groups is None:
+            del plain["groups"]
+        else:
+            for one in (
+                *plain["groups"]["clean"],
+                *(e for cell in plain["groups"]["attacked"] for e in cell["errors"]),
+            ):
+                one["interval"] = [end if math.isfinite(end) else None for end in one["interval"]]
         for residuals in (plain["residuals"], *(cell["residuals"] for cell in plain["attacked"])):
             for name in ("rmse_interval", "mae_interval"):
                 residuals[name] = [end if math.isfinite(end) else None for end in residuals[name]]
@@ -180,6 +191,10 @@ class RegressionEvaluation(Displayed):
         clean = f"clean RMSE {shown(own.rmse)} (95 % interval {between(own.rmse_interval)}), MAE {shown(own.mae)}"
         clean += f", R^2 {own.share}" if own.share else ""
         tables = [_table(name, cells) for name, cells in self.grid.items()]
+        if self.groups is not None:
+            tables += self.groups.tables(
+                "RMSE, and its 95 % interval", lambda one: (shown(one.error), between(one.interval))
+            )
         return [f"{clean} on {self.samples} samples, in the unit of y", *tables, *self._judgement()]
 
     def _judgement(self) -> list[str]:

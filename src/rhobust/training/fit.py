@@ -142,11 +142,12 @@ def fit(
     (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
     moves: a key, an index or a submodule (`Perturb`). `weights` (N,) say how much each sample in memory counts; a
     `Dataset` or a loader may give triples (x, y, weight) instead. The objective of a batch is the mean weighted within
-    the batch. A sample of weight 0 counts nothing, and a batch needs one above 0. With `epochs` "auto" the training
-    ends where the objective has settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of
-    `rhobust.Observer`, sees steps, warnings and ends of epochs, and may end the training early. On a GPU the step is
-    captured once and replayed, where it can be. The random draws of the training come from `seed`; the global
-    generators are left as they were.
+    the batch, so in batches of few samples a heavy one counts less than its share, and alone like any other. A sample
+    of weight 0 counts nothing, and a batch needs a weight above 0. With `epochs` "auto" the training ends where the
+    objective has settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of `rhobust.Observer`,
+    sees steps, warnings and ends of epochs, and may end the training early. On a GPU the step is captured once and
+    replayed, where it can be. The random draws of the training come from `seed`; the global generators are left as they
+    were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
