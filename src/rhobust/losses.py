@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from rhobust.checks import check_size, is_number
 from rhobust.errors import DataError, Refused
 from rhobust.support.compiling import compilable
 
@@ -127,3 +129,127 @@ def scaled_targeted_margin(output: Tensor, y: Tensor, target: Tensor) -> Tensor:
     top = output.topk(4, dim=1).values
     spread = top[:, 0] - top[:, 2:].mean(1)
     return ahead / torch.where(spread > 0, spread, 1.0)
+
+
+# Regression. With k numbers a sample, its loss is the mean over them, as torch's own losses have it.
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """(output - y)^2 of each sample, (B,), in the square of y's unit; of several numbers a sample, their mean.
+
+    Outputs and y are (B,), (B, 1) or (B, k), and have as many numbers a sample: (B, 1) goes with (B,).
+
+    >>> squared_error(torch.tensor([[1.0], [4.0]]), torch.tensor([0, 1]))
+    tensor([1., 9.])
+    """
+    return residuals(output, y).square().mean(1)
+
+
+def absolute_error(output: Tensor, y: Tensor) -> Tensor:
+    """|output - y| of each sample, (B,), in y's unit; of several numbers a sample, their mean.
+
+    >>> absolute_error(torch.tensor([[1.0, 2.0], [4.0, 4.0]]), torch.tensor([[0.0, 0.0], [1.0, 4.0]]))
+    tensor([1.5000, 1.5000])
+    """
+    return residuals(output, y).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Half of the squared error up to `delta`, and linear beyond: delta (|r| - delta / 2). Made by `huber`."""
+
+    delta: float
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        away = residuals(output, y).abs()
+        near = away.clamp_max(self.delta)
+        return (near * (away - near / 2)).mean(1)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The pinball loss: tau (y - output) where that is positive, else (1 - tau) (output - y). Made by `quantile`."""
+
+    tau: float
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        above = residuals(output, y)  # how far the output is above y
+        return torch.maximum((1 - self.tau) * above, -self.tau * above).mean(1)
+
+
+def huber(delta: float = 1.0) -> Huber:
+    """Half of the squared error for residuals up to delta, in y's unit, and linear beyond: outliers pull less.
+
+    >>> huber(1.0)(torch.tensor([0.5, 3.0]), torch.zeros(2))
+    tensor([0.1250, 2.5000])
+    """
+    check_size("delta", delta)
+    return Huber(float(delta))
+
+
+def quantile(tau: float) -> Quantile:
+    """The pinball loss, whose best prediction is the quantile tau of y given x; for tau 0.5 half the absolute error.
+
+    >>> quantile(0.9)(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 1.0]))
+    tensor([0.9000, 0.1000])
+    """
+    if not (is_number(tau) and 0 < tau < 1):
+        raise Refused(f"tau must lie between 0 and 1, not be {tau}: it is the share of y below the prediction")
+    return Quantile(float(tau))
+
+
+LOSSES: dict[str, tuple[int, Callable[..., PerSampleLoss]]] = {
+    "squared": (0, lambda: squared_error),
+    "absolute": (0, lambda: absolute_error),
+    "huber": (1, huber),
+    "quantile": (1, quantile),
+}
+"""Every loss of a regression by name: how many numbers it takes, and what makes it of them."""
+
+_TORCH_S = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+
+
+def is_regression(loss: PerSampleLoss) -> bool:
+    """Whether a loss is one for regression: of this module, or one of PyTorch's that compares number with number.
+
+    >>> is_regression(squared_error), is_regression(nn.L1Loss(reduction="none")), is_regression(cross_entropy)
+    (True, True, False)
+    """
+    return loss in (squared_error, absolute_error) or isinstance(loss, (Huber, Quantile, *_TORCH_S))
+
+
+def losses_of(loss: PerSampleLoss, output: Any, y: Tensor) -> Tensor:
+    """What a loss says of each sample.
+
+    PyTorch's own losses for regression give a number for each of y. Here y takes the shape of the output first, and
+    the numbers of a sample are averaged.
+    """
+    if not isinstance(loss, _TORCH_S) or not isinstance(output, Tensor):
+        return loss(output, y)
+    values: Tensor = loss(output, matched(output, y).reshape(output.shape))
+    return values.reshape(len(output), -1).mean(1) if values.shape == output.shape else values
+
+
+def residuals(output: Tensor, y: Tensor) -> Tensor:
+    """output - y, (B, k), in the precision of the outputs."""
+    wanted = matched(output, y)
+    return output.reshape(wanted.shape) - wanted
+
+
+def matched(output: Any, y: Tensor) -> Tensor:
+    """y beside the outputs, (B, k), in their precision; where it does not say which goes with which, an error."""
+    if not isinstance(output, Tensor):
+        raise Refused(
+            f"the model returned a {type(output).__name__}, and a regression wants one tensor of numbers. Pass a "
+            "loss= that picks them, such as lambda output, y: squared_error(output[0], y)"
+        )
+    single = {tuple(output.shape), tuple(y.shape)} <= {(len(y),), (len(y), 1)}
+    if not single and output.shape != y.shape:
+        several = output.ndim > 1 and output[0].numel() > 1 and y.ndim == 1
+        fix = (
+            f"the model has {output[0].numel()} outputs for one number a sample: give its last layer one output"
+            if several
+            else "they must match: (B,) or (B, 1) for one number a sample, and (B, k) for k"
+        )
+        raise DataError(f"the outputs have shape {tuple(output.shape)} and y has shape {tuple(y.shape)}; {fix}")
+    return y.to(output.dtype).reshape(len(y), -1)

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import math
 import os
 import struct
 import threading
@@ -18,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from rhobust.data import digits
@@ -209,7 +211,7 @@ def test_npz_with_numbers_with_bytes_and_with_a_test_set(tmp_path: Path) -> None
         ({"x": np.zeros((3, 2)), "y": np.zeros(4, dtype=int)}, "x has 3 samples and y has 4"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, dtype=int)}, "holds 0 samples"),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3, dtype=int)}, "NaN or infinite"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y whole numbers"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y must be whole numbers .* for numbers set task=regression"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "the label -1; labels count from 0"),
         ({"x": np.eye(3), "y": np.array([2, 1, 1])}, "the labels begin with 1, and nothing is of class 0"),
         ({"x": np.eye(3), "y": np.zeros(3, dtype=int), "bounds": np.array([0, 0.5])}, "does not fit the bounds"),
@@ -228,6 +230,43 @@ def test_an_unusable_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], mess
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=message):
         from_npz(path)
+
+
+@pytest.mark.parametrize("y", [np.array([0.5, -2.0, 7.0]), np.array([[0.5], [-2], [7]]), np.array([3, -1, 900])])
+def test_the_numbers_of_a_regression_are_kept(tmp_path: Path, y: NDArray[Any]) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.eye(3), y=y, x_test=np.eye(3), y_test=y)
+    data = from_npz(path, "regression")
+    assert (data.task, data.classes, data.outputs) == ("regression", 0, 1)
+    assert data.train.y.tolist() == data.test.y.tolist() == y.ravel().tolist()
+    assert data.train.y.dtype == torch.float32
+
+
+def test_a_sample_may_have_several_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.eye(10), y=np.arange(20.0).reshape(10, 2))
+    data = from_npz(tmp_path / "mine.npz", "regression")
+    assert (data.outputs, tuple(data.train.y.shape), tuple(data.test.y.shape)) == (2, (8, 2), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y": np.array(["a", "b", "c"])}, "y must be numbers, .* for a regression, not <U1"),
+        ({"y": np.zeros((3, 2, 2))}, "y must be numbers"),
+        ({"y": np.zeros((3, 0))}, "y must be numbers"),
+        ({"y": np.array([1.0, math.nan, 2.0])}, "y holds NaN or infinite values"),
+        ({"y": np.array([1.0, 1e300, 2.0])}, "y holds NaN or infinite values"),
+        ({"y": np.full(3, 2.5)}, "every y is 2.5; there is nothing to predict"),
+        ({"y": np.arange(2.0)}, "x has 3 samples and y has 2"),
+        ({"x": np.ones((1, 3)), "y": np.ones(1)}, "holds 1 samples"),
+        ({"y": np.arange(3.0), "x_test": np.eye(3), "y_test": np.eye(3)}, "has 1 numbers in y, and 3 in y_test"),
+    ],
+)
+def test_numbers_that_cannot_be_learned_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, **({"x": np.eye(3)} | arrays))
+    with pytest.raises(DataError, match=message):
+        from_npz(path, "regression")
 
 
 def test_a_single_array_is_told_from_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rhobust.costs import COSTS, SquaredLp
 from rhobust.data.catalog import DATA
 from rhobust.data.partitions import PARTITIONS
+from rhobust.data.samples import TASKS
 from rhobust.errors import ConfigError
 from rhobust.federation.aggregators import AGGREGATORS
 from rhobust.federation.byzantine import BYZANTINE_ATTACKS
 from rhobust.federation.settings import Federation
 from rhobust.gamma_rules import GAMMA_RULES, AdamGamma
+from rhobust.losses import LOSSES, Huber, Quantile, absolute_error, squared_error
 from rhobust.method import methods
 from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
@@ -31,6 +34,7 @@ EVERY: dict[str, Any] = {
     **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "label_cost": math.inf, "regularizer": "none"},
     **{"gamma_min": 0.001, "gamma_rule": None, "seed": 0, "precision": "float32", "log_every": 1},
     **{"schedule": "constant", "batch_norm": "ascent-eval", "model_args": None, "model_digest": None},
+    **{"task": "classification", "loss": None},
     **{"checkpoint_every": None, "momentum": 0.0, "ema": None, "memory": None, "noise": 0.0, "temper": 0.0},
 }
 CENTRAL = EVERY | {"epochs": 30}
@@ -142,6 +146,7 @@ def test_layers_resolve_to_these_settings(layers: list[dict[str, Any]], name: st
 
 OF_A_RUN = """\
 data = "digits"
+task = "classification"
 train_samples = 500
 model = "mlp"
 method = "spgda"
@@ -192,7 +197,7 @@ def test_the_settings_file_of_a_run_is_read_and_written_as_it_is(tmp_path: Path)
 def test_every_setting_has_a_help_that_is_whole() -> None:
     tables: dict[str, Any] = {
         **{"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "cost": COSTS, "regularizer": REGULARIZERS},
-        **{"gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "partition": PARTITIONS},
+        **{"task": TASKS, "loss": LOSSES, "gamma_rule": GAMMA_RULES, "precision": PRECISIONS, "partition": PARTITIONS},
         "byzantine_attack": BYZANTINE_ATTACKS,
         "aggregator": [name for name in AGGREGATORS if not name.startswith("clipped-")],
     }
@@ -389,3 +394,49 @@ def test_where_the_data_lie_is_kept_from_the_root_on(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     assert Config.resolve({"method": "erm", "data_dir": "here"}).data_dir == str(tmp_path / "here")
+
+
+def of_regression(tmp_path: Path, **settings: Any) -> Config:
+    """The settings of a regression on a file that is there."""
+    np.savez(tmp_path / "reg.npz", x=np.eye(4), y=np.arange(4.0))
+    given = {"data": str(tmp_path / "reg.npz"), "task": "regression", "method": "spgd", "radius": 1}
+    return Config.resolve(MACHINE, {key: value for key, value in (given | settings).items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, squared_error),
+        ({"loss": "absolute"}, absolute_error),
+        ({"loss": "huber:2"}, Huber(2.0)),
+        ({"loss": "quantile:0.9", "method": "spgda-loss"}, Quantile(0.9)),
+    ],
+)
+def test_a_regression_has_its_loss(tmp_path: Path, settings: dict[str, Any], expected: Any) -> None:
+    config = of_regression(tmp_path, **settings)
+    assert config.make_loss() == expected
+    config_path = tmp_path / "config.toml"
+    config_path.write_text(config.to_toml())
+    assert Config.from_toml(config_path) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "ranking"}, "unknown task 'ranking'"),
+        ({"loss": "hinge"}, "unknown loss 'hinge'"),
+        ({"loss": "huber"}, "loss 'huber' should read huber:NUMBER"),
+        ({"loss": "huber:-1"}, "delta must be finite and > 0, not -1.0"),
+        ({"loss": "quantile:1"}, "tau must lie between 0 and 1, not be 1.0"),
+        ({"task": None, "loss": "squared"}, "loss squared is for numbers: set task=regression, or drop loss"),
+        ({"method": "spgda"}, "'spgda' climbs a margin .*: for regression take 'spgda-loss' or 'spgd'"),
+        ({"method": "drfl"}, "'drfl' climbs a margin .*: for regression take 'drfl-loss' or 'drfl-spgd'"),
+        ({"label_cost": 1}, "label_cost is the cost of changing a class"),
+        ({"method": "drfl-loss", "byzantine": 1, "byzantine_attack": "label-flip"}, "'label-flip' swaps classes"),
+        ({"data": "digits"}, "data 'digits' has classes, and task regression takes numbers: an .npz file"),
+    ],
+)
+def test_what_does_not_go_with_a_regression_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        of_regression(tmp_path, **settings)
+    assert len(caught.value.problems) == 1

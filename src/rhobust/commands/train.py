@@ -18,7 +18,19 @@ from rhobust.support.console import ERR, say
 from rhobust.support.toml import parse_overrides, read_toml
 
 _OPTIONS = (
-    *("data", "data_dir", "train_samples", "model", "method", "radius", "epochs", "batch_size", "learning_rate"),
+    *(
+        "data",
+        "data_dir",
+        "task",
+        "loss",
+        "train_samples",
+        "model",
+        "method",
+        "radius",
+        "epochs",
+        "batch_size",
+        "learning_rate",
+    ),
     *("seed", "device"),
 )
 

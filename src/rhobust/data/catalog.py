@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from rhobust.data.archives import FASHION_MNIST, MNIST, Archive
 from rhobust.data.image_folder import from_folder
 from rhobust.data.npz import from_npz
-from rhobust.data.samples import PIXELS, DataSet, Samples, pixels, split
+from rhobust.data.samples import PIXELS, REGRESSION, TASKS, DataSet, Samples, pixels, split
 from rhobust.errors import ConfigError, unknown
 
 
@@ -50,10 +51,12 @@ DATA: dict[str, Callable[[Path | None], DataSet]] = {
 """Loader of every data set by name, given the directory to look in first."""
 
 
-def data_problem(name: str) -> str | None:
+def data_problem(name: str, task: str = TASKS[0]) -> str | None:
     """What is wrong with the name or path of a data set, if anything that can be told without loading it."""
     path = Path(name)
     try:
+        if task == REGRESSION and (name in DATA or path.is_dir()):
+            return f"data '{name}' has classes, and task regression takes numbers: an .npz file whose y are numbers"
         if name in DATA or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
             return None
         if path.suffix == ".npy" and path.is_file():
@@ -65,13 +68,15 @@ def data_problem(name: str) -> str | None:
     return f"{unknown('data set', name, DATA)}, or the path of an .npz file or of a folder of images per class"
 
 
-def load_data(name: str, directory: str | Path | None = None, limit: int | None = None) -> DataSet:
+def load_data(
+    name: str, directory: str | Path | None = None, limit: int | None = None, task: str = TASKS[0]
+) -> DataSet:
     """A data set by name or path; `limit` keeps only the first N training samples, N = `limit`."""
-    if problem := data_problem(name):
+    if problem := data_problem(name, task):
         raise ConfigError([problem])
     where = directory or os.environ.get("RHOBUST_DATA")
     if name in DATA:
         data = DATA[name](Path(where) if where else None)
     else:
-        data = from_npz(Path(name)) if Path(name).is_file() else from_folder(Path(name))
-    return data if limit is None else DataSet(data.name, data.train[:limit], data.test, data.bounds, data.classes)
+        data = from_npz(Path(name), task) if Path(name).is_file() else from_folder(Path(name))
+    return data if limit is None else replace(data, train=data.train[:limit])

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rhobust.data.samples import PIXELS, DataSet, Samples, pixels, split
+from rhobust.data.samples import PIXELS, REGRESSION, TASKS, DataSet, Samples, pixels, split
 from rhobust.errors import DataError, LengthMismatch
 
 _CHANNELS = (1, 3, 4)
@@ -23,9 +23,10 @@ _MOST_NAMES, _LONGEST_NAME = 10, 40  # of arrays that a file has instead, in a m
 _UNPACKS_TO, _UNPACKS_BY = 2**28, 200
 
 
-def from_npz(path: Path) -> DataSet:
+def from_npz(path: Path, task: str = TASKS[0]) -> DataSet:
     """A file with x (N, ...) and y (N,), and, if it has a test set of its own, x_test and y_test.
 
+    y are class numbers; for a regression, numbers in a unit of their own, of which a sample may have several, (N, k).
     Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they are, within `bounds` from the file or
     within their own range. Without a test set, a fifth is held out. Other arrays in the file are not looked at.
     """
@@ -39,9 +40,9 @@ def from_npz(path: Path) -> DataSet:
     bytes_ = arrays["x"].dtype == np.uint8
     if "x_test" in arrays and (arrays["x_test"].dtype == np.uint8) != bytes_:
         raise DataError(f"{path}: x is {arrays['x'].dtype} and x_test {arrays['x_test'].dtype}; give both in one unit")
-    whole = _samples(arrays["x"], arrays["y"], path)
+    whole = _samples(arrays["x"], arrays["y"], path, task)
     if "x_test" in arrays:
-        train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path)
+        train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path, task)
         if train.x.shape[1:] != test.x.shape[1:]:
             raise DataError(f"{path}: samples of x are {arrays['x'].shape[1:]}, of x_test {arrays['x_test'].shape[1:]}")
     else:
@@ -62,6 +63,9 @@ def from_npz(path: Path) -> DataSet:
         raise DataError(f"{path}: bounds must be (lower, upper) with lower < upper, not {bounds}")
     if not lower <= low <= high <= upper:
         raise DataError(f"{path}: x runs from {low:g} to {high:g}, which does not fit the bounds {bounds}")
+    if task == REGRESSION:
+        _check_targets(train, test, path)
+        return DataSet(str(path), train, test, bounds, classes=0)
     lowest = min(int(arrays[name].min()) for name in needed if name[0] == "y")
     if lowest > 0:
         raise DataError(f"{path}: the labels begin with {lowest}, and nothing is of class 0; number classes from 0")
@@ -69,6 +73,13 @@ def from_npz(path: Path) -> DataSet:
     if classes > samples:
         raise DataError(f"{path}: y holds the label {classes - 1} with {samples} samples in all; number classes from 0")
     return DataSet(str(path), train, test, bounds, classes)
+
+
+def _check_targets(train: Samples, test: Samples, path: Path) -> None:
+    if train.y.shape[1:] != test.y.shape[1:]:
+        raise DataError(f"{path}: a sample has {train.y[0].numel()} numbers in y, and {test.y[0].numel()} in y_test")
+    if bool((train.y == train.y[:1]).all()):
+        raise DataError(f"{path}: every y is {train.y[0].tolist()}; there is nothing to predict")
 
 
 def _arrays(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
@@ -121,11 +132,10 @@ def unlabeled(path: Path) -> Tensor:
     return _samples(x, np.zeros(len(x), dtype=np.int64), path).x
 
 
-def _samples(x: NDArray[Any], y: NDArray[Any], path: Path) -> Samples:
-    numbers = x.dtype.kind in "fiub" and y.dtype.kind in "iub"
-    if not (numbers and x.ndim > 1 and y.ndim == 1):
-        got = f"{x.dtype} {x.shape} and {y.dtype} {y.shape}"
-        raise DataError(f"{path}: x must be numbers (N, ...) and y whole numbers (N,), not {got}")
+def _samples(x: NDArray[Any], y: NDArray[Any], path: Path, task: str = TASKS[0]) -> Samples:
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise DataError(f"{path}: x must be numbers (N, ...), not {x.dtype} {x.shape}")
+    targets = _targets(y, path) if task == REGRESSION else _labels(y, path)
     if len(x) != len(y):
         raise LengthMismatch(f"{path}: x has {len(x)} samples and y has {len(y)}; they must match")
     if len(x) < 2 or x.size == 0:
@@ -136,6 +146,25 @@ def _samples(x: NDArray[Any], y: NDArray[Any], path: Path) -> Samples:
         tensor = pixels(x) if x.dtype == np.uint8 else torch.from_numpy(x.astype(np.float32))
     if not bool(tensor.isfinite().all()):
         raise DataError(f"{path}: x holds NaN or infinite values (in 32 bits); clean the data")
-    if int(y.min()) < 0:
+    return Samples(tensor, targets)
+
+
+def _labels(y: NDArray[Any], path: Path) -> Tensor:
+    """Class numbers."""
+    if y.dtype.kind not in "iub" or y.ndim != 1:
+        hint = "; for numbers set task=regression" if y.dtype.kind == "f" else ""
+        raise DataError(f"{path}: y must be whole numbers (N,), not {y.dtype} {y.shape}{hint}")
+    if y.size and int(y.min()) < 0:
         raise DataError(f"{path}: y holds the label {int(y.min())}; labels count from 0")
-    return Samples(tensor, torch.from_numpy(y.astype(np.int64)))
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _targets(y: NDArray[Any], path: Path) -> Tensor:
+    """The numbers of a regression; one a sample is (N,)."""
+    if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] == 0):
+        raise DataError(f"{path}: y must be numbers, (N,) or (N, k), for a regression, not {y.dtype} {y.shape}")
+    with np.errstate(over="ignore"):
+        targets = torch.from_numpy(y.astype(np.float32))
+    if not bool(targets.isfinite().all()):
+        raise DataError(f"{path}: y holds NaN or infinite values (in 32 bits); clean the data")
+    return targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets

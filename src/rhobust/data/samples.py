@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from rhobust.errors import DataError
 from rhobust.inputs import Inputs, Perturb, as_inputs, bound
 
+TASKS = ("classification", "regression")
+"""What is learned of a sample: its class, or its number."""
+REGRESSION = TASKS[1]
+
 PIXELS = (-1.0, 1.0)
 """The bounds of pixels."""
 
@@ -29,7 +33,7 @@ class Samples:
     """Inputs and labels of the same length."""
 
     x: Tensor  # (N, ...)
-    y: Tensor  # (N,)
+    y: Tensor  # (N,), or (N, k) for a regression of k numbers
 
     def __len__(self) -> int:
         return len(self.x)
@@ -100,13 +104,24 @@ def tensor_of(part: object, precision: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named classification task."""
+    """A named task."""
 
     name: str
     train: Samples
     test: Samples
     bounds: tuple[float, float]
     classes: int
+    """How many there are; 0 for a regression."""
+
+    @property
+    def task(self) -> str:
+        """Which of `TASKS` it is."""
+        return TASKS[0] if self.classes else REGRESSION
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model says of a sample: one for each class, or for each number of y."""
+        return self.classes or self.train.y[:1].numel()
 
 
 def pixels(images: NDArray[np.uint8]) -> Tensor:

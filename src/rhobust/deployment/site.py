@@ -15,7 +15,7 @@ import torch
 from nvflare.collab import collab
 
 from rhobust.data.catalog import DATA, load_data
-from rhobust.data.samples import DataSet, Samples
+from rhobust.data.samples import TASKS, DataSet, Samples
 from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_repr
 from rhobust.deployment.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
@@ -61,10 +61,10 @@ class LocalData:
             local = replace(local, data=str(path.parent / local.data))
         return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
 
-    def load(self) -> DataSet:
+    def load(self, task: str = TASKS[0]) -> DataSet:
         """The data; training samples only those of the share."""
-        data = load_data(self.data, self.data_dir)
-        return DataSet(data.name, data.train[self.part(len(data.train))], data.test, data.bounds, data.classes)
+        data = load_data(self.data, self.data_dir, task=task)
+        return replace(data, train=data.train[self.part(len(data.train))])
 
     def with_own_model(self, config: Config) -> Config:
         """The settings with this site's copy of the model, whose source must be the coordinator's.
@@ -116,13 +116,13 @@ class SiteWork:
     def built(cls, settings: Message, local: LocalData, name: str) -> SiteWork:
         """From the coordinator's settings and the site's own data, which must fit each other."""
         config = local.with_own_model(Config.resolve(tomllib.loads(settings["config"]), here=False))
-        data = local.load()
+        data = local.load(config.task)
         shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
         if data.train.x.shape[1:] != shape:
             raise DataError(f"samples here are {tuple(data.train.x.shape[1:])}, the model takes {tuple(shape)}")
         if not len(data.train):
             raise DataError("there are no samples here; is the share larger than the data?")
-        if int(data.train.y.max()) >= classes:
+        if classes and int(data.train.y.max()) >= classes:
             raise DataError(f"the label {int(data.train.y.max())} is here, but the model has {classes} classes")
         low, high = float(data.train.x.min()), float(data.train.x.max())
         lower, upper = torch.tensor(bounds, dtype=data.train.x.dtype).tolist()  # a float32 of -0.1 is below the double

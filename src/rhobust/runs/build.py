@@ -16,7 +16,6 @@ from rhobust.federation.server import Server
 from rhobust.federation.settings import Federation
 from rhobust.federation.simulation import Simulation
 from rhobust.federation.worker import LocalSteps
-from rhobust.losses import cross_entropy
 from rhobust.objective import RobustObjective
 from rhobust.optim import OPTIMIZERS, ProximalOptimizer
 from rhobust.runs.config import Config
@@ -32,7 +31,7 @@ def compose_run(
 
     `rate` is that of plain gradient descent, in place of the settings' optimizer.
     """
-    model = config.make_model(data.train.x.shape[1:], data.classes).to(device)
+    model = config.make_model(data.train.x.shape[1:], data.outputs).to(device)
     if device.type == "cuda":
         # As a GPU convolves fastest; the values are the same.
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -40,7 +39,7 @@ def compose_run(
         check_federated(model, config.batch_norm)
     return compose(
         model,
-        cross_entropy,
+        config.make_loss(),
         config.make_method(),
         radius=config.radius or 0.0,
         optimizer=_optimizer(config, model, rate),

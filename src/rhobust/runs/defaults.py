@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rhobust.data.catalog import DATA
+from rhobust.data.samples import REGRESSION
 from rhobust.errors import ConfigError
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.method import Method
@@ -33,6 +34,8 @@ def filled_in(given: Mapping[str, Any], method: Method | None, federated: bool, 
         found["data_dir"] = _from_the_root(found["data_dir"])
     if found.get("data") in _PAPER_DATA:
         found.setdefault("model", "cnn")  # the paper's, on the paper's data
+    if found.get("task") == REGRESSION:
+        found.setdefault("loss", "squared")
     if here and is_own(found.get("model", "")):
         found["model"], digest = _own_model(found["model"])
         found.setdefault("model_digest", digest)

@@ -37,7 +37,8 @@ def load(path: str | Path) -> TrainedModel:
     if is_own(config.model):
         _check_source(run, config)
     try:
-        model = _with_weights(config, Size(state["shape"]), state["classes"], state["model"])
+        outputs = state["outputs"] if "outputs" in state else state["classes"]  # as older runs call them
+        model = _with_weights(config, Size(state["shape"]), outputs, state["model"])
         lower, upper = state["bounds"]
         return TrainedModel(model, config, float(state["gamma"]), (float(lower), float(upper)))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -55,14 +56,14 @@ def _check_source(run: Run, config: Config) -> None:
         ) from None
 
 
-def _with_weights(config: Config, shape: Size, classes: int, weights: dict[str, Tensor]) -> nn.Module:
+def _with_weights(config: Config, shape: Size, outputs: int, weights: dict[str, Tensor]) -> nn.Module:
     """The model with these weights, made without drawing a number from the global generator."""
     if is_own(config.model):  # it may compute with values that its state does not hold: made in full, as in training
         with seeded(config.seed, torch.device("cpu")):
-            model = config.make_model(shape, classes)
+            model = config.make_model(shape, outputs)
         model.load_state_dict(weights)
     else:
         with torch.device("meta"):  # no room is made for what the file may claim
-            model = config.make_model(shape, classes)
+            model = config.make_model(shape, outputs)
         model.load_state_dict(weights, assign=True)
     return model

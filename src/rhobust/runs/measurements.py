@@ -136,7 +136,7 @@ class TrainedRun:
         """Load model and data; a GPU is used where there is one."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = load(run.path)
-        data = load_data(model.config.data, model.config.data_dir)
+        data = load_data(model.config.data, model.config.data_dir, task=model.config.task)
         digest = data.test.digest()
         run.check_data(test=digest)
         return cls(run, model.to(device), data, digest, device)

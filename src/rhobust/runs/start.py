@@ -48,8 +48,8 @@ def train_run(
         return run
     observer, settings = observer or Observer(), config or Config.from_toml(run.config_path, here=True)
     device = torch.device(settings.device)
-    data = data or load_data(settings.data, settings.data_dir, settings.train_samples)
-    if data.classes < 2:
+    data = data or load_data(settings.data, settings.data_dir, settings.train_samples, settings.task)
+    if data.classes == 1:
         raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
     digests = {"train": data.train.digest(), "test": data.test.digest()}
     with seeded(settings.seed, device, settings.threads):
@@ -79,7 +79,7 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "model": dict(objective.model.state_dict()),
             "gamma": float(objective.gamma.detach()),
             "shape": list(data.train.x.shape[1:]),
-            "classes": data.classes,
+            "outputs": data.outputs,
             "bounds": data.bounds,
         }
     )
