@@ -21,6 +21,7 @@ from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.charts.svg import to_svg
 from rhobust.commands.app import app
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
+from rhobust.data.table_settings import TableSettings
 from rhobust.federation.settings import Federation
 from rhobust.losses import cross_entropy
 from rhobust.regularizers import Regularizer
@@ -174,7 +175,7 @@ def test_the_readme_s_loop_and_call_train() -> None:
 
 def test_the_settings_page_has_the_help_of_every_setting() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    for owner in (Config, Federation):
+    for owner in (Config, Federation, TableSettings):
         rows = [f"| `{one.key}` | {one.default} | {one.help} |" for one in settings_of(owner).values()]
         table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
         assert table in page, f"docs/settings.md should have this table:\n{table}"

@@ -1,5 +1,6 @@
 """Data sets, samples and batches."""
 
 from rhobust.data.catalog import digits
+from rhobust.data.table import Table
 
-__all__ = ["digits"]
+__all__ = ["Table", "digits"]

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,6 +113,12 @@ class DataSet:
     bounds: tuple[float, float]
     classes: int
     """How many there are; 0 for a regression."""
+    names: tuple[str, ...] = ()
+    """What the classes are called, where they are not called by number."""
+    preprocessing: dict[str, Any] | None = None
+    """How rows of a table become samples, as plain values (`Table.from_json`)."""
+    remarks: tuple[str, ...] = ()
+    """What was found while the data were prepared."""
 
     @property
     def task(self) -> str:
@@ -131,6 +138,12 @@ def pixels(images: NDArray[np.uint8]) -> Tensor:
 
 def split(samples: Samples) -> tuple[Samples, Samples]:
     """A training part, and a fifth that is held out."""
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    held_out = math.ceil(_TEST_SHARE * len(samples))
-    return samples[order[held_out:]], samples[order[:held_out]]
+    train, test = split_rows(len(samples))
+    return samples[train], samples[test]
+
+
+def split_rows(count: int) -> tuple[Tensor, Tensor]:
+    """The same by number: which of so many samples are for training, and the fifth that is held out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    held_out = math.ceil(_TEST_SHARE * count)
+    return order[held_out:], order[:held_out]

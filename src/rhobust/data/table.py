@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from rhobust.data.columns import CategoryColumn, Classes, NumberColumn, Quantity
 from rhobust.data.frame import Frame, Numbers, Unusable, Words, listed
 from rhobust.data.predictions import outputs_of, predictions
+from rhobust.data.samples import TASKS
 from rhobust.errors import DataError, unknown
-
-TASKS = ("classification", "regression")
 
 _KINDS: dict[str, type[Any]] = {
     "number": NumberColumn,
@@ -58,6 +56,8 @@ class Table:
     """Columns that no worst case may change."""
     clip_to_training: bool = False
     """Whether numbers beyond those of the training rows are moved to the nearest of them."""
+    left_out: tuple[str, ...] = ()
+    """Columns of the training rows that the model does not see: those to drop, and constant ones."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """What was found in the training rows."""
 
@@ -67,7 +67,7 @@ class Table:
         frame: object,
         target: str,
         *,
-        task: str = "classification",
+        task: str = TASKS[0],
         drop: Sequence[str] = (),
         fixed: Sequence[str] = (),
         clip_to_training: bool = False,
@@ -87,13 +87,14 @@ class Table:
         raw.check_columns(fixed, "which is to stay as it is")
         if both := [name for name in (target, *drop) if name in fixed]:
             raise DataError(f"column {listed(both)} is no input of the model, so it cannot be fixed")
-        of_target: Classes | Quantity = (Classes if task == "classification" else Quantity).learned(raw, target)
+        of_target: Classes | Quantity = (Classes if task == TASKS[0] else Quantity).learned(raw, target)
         columns, constant = _learned(raw, [name for name in raw.names if name not in (target, *drop)])
         if not columns:
             raise DataError(f"{raw.source} has no column to predict '{target}' from: {listed(constant) or 'no other'}")
         remarks = (f"constant columns are left out: {listed(constant)}",) if constant else ()
         present = {column.name for column in columns}
-        return cls(columns, of_target, tuple(name for name in fixed if name in present), clip_to_training, remarks)
+        held = tuple(name for name in fixed if name in present)
+        return cls(columns, of_target, held, clip_to_training, (*drop, *constant), remarks)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -171,7 +172,11 @@ class Table:
         return type(frame)(found, index=frame.index) if pandas else found  # type: ignore[call-arg, attr-defined]
 
     def _features(self, raw: Frame, warn: Warn) -> Tensor:
-        raw.check_columns([column.name for column in self.columns], "on which the model was trained")
+        names = [column.name for column in self.columns]
+        raw.check_columns(names, "on which the model was trained")
+        known = {*names, self.target.name, *self.left_out}
+        if strangers := [name for name in raw.names if name not in known]:
+            warn(f"{raw.source}: the training rows have no column {listed(strangers)}; ignored")
         x = np.zeros((len(raw), self.width), dtype=np.float32)
         for column, group in zip(self.columns, self.groups, strict=True):
             if strange := column.write(raw, x[:, group], self.clip_to_training):
@@ -190,6 +195,7 @@ class Table:
             "target": _plain(self.target),
             "fixed": list(self.fixed),
             "clip_to_training": self.clip_to_training,
+            "left_out": list(self.left_out),
         }
 
     @classmethod
@@ -200,14 +206,10 @@ class Table:
             sound = all(isinstance(column, NumberColumn | CategoryColumn) for column in columns)
             if not (columns and sound and isinstance(target, Classes | Quantity)):
                 raise ValueError("a column or the target is of another kind")
-            return cls(columns, target, tuple(map(str, content["fixed"])), bool(content["clip_to_training"]))
+            fixed, left_out = (tuple(map(str, content[key])) for key in ("fixed", "left_out"))
+            return cls(columns, target, fixed, bool(content["clip_to_training"]), left_out)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise DataError(f"these values are no preprocessing of a table: {problem}") from None
-
-
-def read(path: str | Path, text: Sequence[str] = ()) -> Frame:
-    """The rows of a csv or parquet file; columns in `text` are text, whatever they hold."""
-    return Frame.read(Path(path), text)
 
 
 def _learned(raw: Frame, names: Sequence[str]) -> tuple[tuple[NumberColumn | CategoryColumn, ...], list[str]]:

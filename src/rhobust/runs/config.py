@@ -15,6 +15,7 @@ import torch
 from rhobust.costs import COSTS
 from rhobust.data.catalog import data_problem
 from rhobust.data.samples import REGRESSION
+from rhobust.data.table_settings import TableSettings, table_problems
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation
 from rhobust.models.catalog import model_problems
@@ -64,9 +65,11 @@ class Config(Settings):
 def _built(given: Mapping[str, Any], here: bool) -> Config:
     method, federated = method_called(given.get("method", Config.method)), is_federated(given)
     found = filled_in(given, method, federated, here)
-    own, shared = ({key: found[key] for key in settings_of(of) if key in found} for of in (Config, Federation))
+    groups = (Config, Federation, TableSettings)
+    own, shared, columns = ({key: found[key] for key in settings_of(of) if key in found} for of in groups)
     knobs = {knob: found.get(knob, value) for knob, value in method.knobs.items()} if method else {}
-    return Config(**own, knobs=knobs, federation=Federation(**shared) if federated else None)
+    federation, table = Federation(**shared) if federated else None, TableSettings(**columns) if columns else None
+    return Config(**own, knobs=knobs, federation=federation, table=table)
 
 
 # Check: settings that do not go together. `wrong` holds the keys of those that are wrong by themselves.
@@ -157,6 +160,8 @@ def _of_new_run(config: Config) -> Iterator[str]:
     method, federation = method_called(config.method), config.federation
     if problem := data_problem(config.data, config.task):
         yield problem
+    else:
+        yield from table_problems(config.data, config.table, here=True)
     if is_own(config.model) and not model_problems("model", config.model):
         yield from refusals(Source.parse(config.model).checked, config.model_digest)
     if config.device == "cuda" and not torch.cuda.is_available():

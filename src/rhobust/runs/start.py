@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import DataError, RunError
 from rhobust.evaluation.evaluate import evaluate
@@ -16,6 +15,7 @@ from rhobust.losses import cross_entropy
 from rhobust.runs.build import build_engine
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
+from rhobust.runs.run_data import run_data
 from rhobust.support.seeding import seeded
 from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
@@ -48,7 +48,7 @@ def train_run(
         return run
     observer, settings = observer or Observer(), config or Config.from_toml(run.config_path, here=True)
     device = torch.device(settings.device)
-    data = data or load_data(settings.data, settings.data_dir, settings.train_samples, settings.task)
+    data = data or run_data(settings)
     if data.classes == 1:
         raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
     digests = {"train": data.train.digest(), "test": data.test.digest()}
@@ -67,6 +67,8 @@ def train_run(
 def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer: Observer) -> None:
     """Train from the last checkpoint to the end, and write the model."""
     start, objective = _restored(run, engine, observer), engine.objective
+    for remark in data.remarks:
+        observer.warned(remark)
     for remark in remarks(objective, data.train.x, engine.total, config.ema):
         observer.warned(remark)
     test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
@@ -81,6 +83,8 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "shape": list(data.train.x.shape[1:]),
             "outputs": data.outputs,
             "bounds": data.bounds,
+            "names": data.names,
+            "preprocessing": data.preprocessing,
         }
     )
     if doubt := useless(objective, test, config.batch_size):
