@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rhobust.errors import Refused
-from rhobust.losses import PerSampleLoss, check_cross_entropy
+from rhobust.losses import PerSampleLoss, check_cross_entropy, is_regression, losses_of
 from rhobust.validator import check_classes, check_labels, check_loss
 
 
@@ -28,7 +28,7 @@ class CheckedLoss:
         classes = self._count(loss, output, y) if self.classes is None else self.classes
         values = _read(loss, output, y)
         if wants_classes and not (known and classes):
-            check_classes(y, output)  # one output: whether y holds classes, only its values tell
+            check_classes(y, output, loss)  # one output: whether y holds classes, only its values tell
         self.classes = classes
         check_loss(values, len(y))
         return values
@@ -36,7 +36,7 @@ class CheckedLoss:
     def _count(self, loss: PerSampleLoss, output: Any, y: Tensor) -> int:
         if isinstance(loss, nn.CrossEntropyLoss):  # our own looks itself
             check_cross_entropy(output, y)
-        if not isinstance(output, Tensor):
+        if not isinstance(output, Tensor) or is_regression(loss):
             return 0
         if not (output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()):
             return 0
@@ -47,9 +47,9 @@ class CheckedLoss:
 def _read(loss: PerSampleLoss, output: Any, y: Tensor) -> Tensor:
     """The loss; of an output that is no tensor, with a clear error where it cannot read that."""
     if isinstance(output, Tensor):
-        return loss(output, y)
+        return losses_of(loss, output, y)
     try:
-        return loss(output, y)
+        return losses_of(loss, output, y)
     except (TypeError, AttributeError, LookupError) as problem:
         raise Refused(
             f"the model returned a {type(output).__name__}, which the loss cannot read ({problem}). Pass a loss= that "

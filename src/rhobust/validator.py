@@ -12,6 +12,7 @@ from rhobust.ascent.maximizer import Maximizer
 from rhobust.checks import is_number
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
+from rhobust.losses import PerSampleLoss, is_regression
 from rhobust.support.compiling import capturing
 
 
@@ -106,17 +107,18 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(f"labels run from {low} to {high}, but the model has {classes} classes (0 to {classes - 1})")
 
 
-def check_classes(y: Tensor, output: object) -> None:
+def check_classes(y: Tensor, output: object, loss: PerSampleLoss) -> None:
     """Refuse numbers where classes are wanted: y must be class numbers or probabilities, for one output -1, 0 or 1.
 
     Of an output that is no tensor the loss alone knows what it means.
     """
-    if capturing(y):
+    numeric = is_regression(loss)
+    if capturing(y) and not numeric:
         return
     several = not isinstance(output, Tensor) or (output.ndim == 2 and output.shape[1] > 1)
     numbers = several and not y.is_floating_point()
     probabilities = isinstance(output, Tensor) and several and y.shape == output.shape
-    if not (numbers or probabilities) and not bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all()):
+    if numeric or not (numbers or probabilities or bool(torch.isin(y, y.new_tensor([-1, 0, 1])).all())):
         raise Refused(
             "an ascent on the margin (methods spgda and spgda-margin) is for classifiers, and y does not hold classes: "
             "for regression take method 'spgda-loss' (PenalizedAscent) or 'spgd' (Oracle)"

@@ -285,7 +285,7 @@ class TestCurvature:
             (nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="none", weight=torch.ones(3))),
             (nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="none", ignore_index=1)),
             (nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)),
-            (nn.Linear(4, 3), SQUARED),
+            (nn.Linear(4, 3), nn.L1Loss(reduction="none")),
             (nn.Linear(4, 1), nn.MSELoss()),
         ],
     )

@@ -19,6 +19,7 @@ from rhobust.data.samples import Samples
 from rhobust.errors import DataError, Diverged
 from rhobust.federation.messages import Task, flat
 from rhobust.federation.worker import LocalSteps, Worker
+from rhobust.inputs import Perturb
 from rhobust.losses import cross_entropy
 from rhobust.memory import Memory
 from rhobust.method import find_method
@@ -499,3 +500,38 @@ def test_batch_norm_in_bfloat16_is_captured() -> None:
     assert all(part.dtype in (torch.float32, torch.int64) for part in buffers(half).values())
     moved = buffers(full)["0.1.running_mean"]
     torch.testing.assert_close(buffers(half)["0.1.running_mean"], moved, rtol=0.1, atol=0.02)
+
+
+class Words(nn.Module):
+    """Class scores from the mean embedding of the words that are no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(50, 16), nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 10))
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        some = mask[..., None].float()
+        scores: Tensor = self.out((self.embedding(tokens) * some).sum(1) / some.sum(1).clamp_min(1))
+        return scores
+
+
+@pytest.mark.parametrize("method", ["erm", "spgd", "spgda", "spgda-loss"])
+def test_captured_moves_of_an_embedding_are_eager(method: str) -> None:
+    draws = torch.Generator("cuda").manual_seed(2)
+    given = []
+    for number in range(24):
+        tokens = torch.randint(50, (SIZES[number % len(SIZES)], 7), device="cuda", generator=draws)
+        lengths = 1 + torch.randint(7, (len(tokens), 1), device="cuda", generator=draws)
+        mask = torch.arange(7, device="cuda")[None] < lengths
+        given.append(Batch({"tokens": tokens, "mask": mask}, tokens[:, 0] % 10))
+    torch.manual_seed(0)
+    captured, eager = both(method, model=Words(), source=Stream(given))
+    for one in (captured, eager):
+        one.objective.bounds, one.objective.perturb = None, Perturb("embedding", mask="mask")
+    heard = Heard()
+    replayed, launched = train(captured, observer=heard), train(eager)
+    assert captured.captured, heard.said
+    assert close(captured, eager, 1e-4)
+    assert [record.rho_eff for record in replayed] == pytest.approx(
+        [record.rho_eff for record in launched], rel=1e-3, abs=1e-6
+    )

@@ -17,7 +17,7 @@ from rhobust.checks import check_count, check_size
 from rhobust.costs import SquaredL2
 from rhobust.errors import Refused
 from rhobust.inputs import mask_of, part_of
-from rhobust.losses import PerSampleLoss
+from rhobust.losses import PerSampleLoss, is_regression, losses_of
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
 
@@ -27,7 +27,7 @@ class Transported:
     """A worst-case distribution that was attained: its samples, what they cost on average, and the price."""
 
     zeta: Tensor  # (B, ...)
-    fooled: Tensor  # (B,) bool
+    fooled: Tensor  # (B,) bool; False for a regression, which has no mistakes
     mean_cost: float  # E ||zeta - x||^2
     gamma: float
     discarded: int  # results outside the box; those samples were put back to x
@@ -77,13 +77,16 @@ def wasserstein(
 
     def harm(zeta: Tensor) -> float:
         with torch.no_grad(), probing(model):
-            return float(batched(lambda one, zeta, y: loss(one(zeta), y), zeta).mean())
+            return float(batched(lambda one, zeta, y: losses_of(loss, one(zeta), y), zeta).mean())
 
     for objective, part in zip(objectives, parts, strict=True):
         objective.maximum(x[part], y[part])  # refuses what breaks the theory, before any work
     zeta, price = (at(given), given) if gamma is not None else _spend(given, x, at, spent, harm, bounds)
     zeta, discarded = verified(x, zeta, None, bounds, mask_of(model))  # back to x costs nothing: the budget holds
-    fooled = batched(errs, zeta) | batched(errs, x)
+    numbers = is_regression(loss) or y.is_floating_point()
+    fooled = (
+        torch.zeros(len(x), dtype=torch.bool, device=x.device) if numbers else batched(errs, zeta) | batched(errs, x)
+    )
     return Transported(zeta, fooled, spent(zeta), price, discarded)
 
 

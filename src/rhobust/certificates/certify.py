@@ -20,7 +20,7 @@ from rhobust.costs import Cost, SquaredL2
 from rhobust.data.samples import Samples, moving_samples
 from rhobust.errors import ConfigError, Refused
 from rhobust.inputs import Perturb, part_of
-from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.losses import PerSampleLoss, cross_entropy, is_regression
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
 from rhobust.validator import check_batch
@@ -50,7 +50,7 @@ def certify(
 
     The inner sup is
     - exact, so the bound is proved and tight, for a linear model without a box whose loss sees one direction only:
-      two-class cross-entropy, squared error (then for every cost and every gamma);
+      two-class cross-entropy, squared or absolute error, quantiles, Huber (then for every cost and every gamma);
     - proved, by adding the oracle's proved gap, where a bound L on the curvature of the loss in its input is known
       and gamma > L / mu. L is `curvature` (in the cost's norm; one in l2 serves for every p <= 2) or else
       `curvature_bound(model, loss)`. A large radius may want a smaller gamma: the bound is then still valid, since
@@ -123,7 +123,7 @@ def _sups(
     trusted: bool,
 ) -> tuple[LinearSup | None, AscentSup]:
     """The exact sup without a box, if there is one, and the other: of what is `trusted` to be what its class says."""
-    plain = trusted and samples.y.ndim == 1
+    plain = trusted and (samples.y.ndim == 1 or is_regression(loss))
     known = curvature_bound(model, loss) if curvature is None and plain else curvature
     ascent = AscentSup(known if trusted and cost.strong_convexity > 0 else None, cost, max_steps, accuracy)
     return linear_sup(model, loss, cost) if plain else None, ascent

@@ -156,7 +156,7 @@ class Dual:
         """Add columns until line and mixture meet at rho; then forget every zeta that no radius of `keep` uses."""
         if self.unboxed:
             self.unboxed.refine(rho, keep)
-        if isinstance(self.sup, LinearSup) and self.sup.squared:
+        if isinstance(self.sup, LinearSup) and self.sup.spreads:
             ends = [self.sup.spread(part.problem, part.y, rho) for part in self.parts]
             parts = [self._valued(number, zeta) for number, zeta in enumerate(ends)]
             self.spread.append(_column(math.inf, [(*part, torch.full_like(part[1], math.inf)) for part in parts]))

@@ -11,19 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rhobust.ascent.inner_problem import Problem
-from rhobust.ascent.margin import margin_length
+from rhobust.certificates.profiles import (
+    Profile,
+    Squared,
+    huber_delta,
+    is_cross_entropy,
+    is_squared_error,
+    profile_of,
+    side,
+)
 from rhobust.costs import Cost, rows
-from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.losses import Huber, PerSampleLoss, Quantile
 from rhobust.models.wrapper import unwrapped
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_MODULES = (nn.Linear, nn.Flatten, nn.Sequential, nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss)
 # What a proof rests on, as it was when this module was imported.
 _TRUSTED = [
     (owner, name, getattr(owner, name))
     for owner, names in (
         (nn.Module, ("__call__", "_wrapped_call_impl", "_call_impl")),
-        *((kind, ("forward",)) for kind in (nn.Linear, nn.Flatten, nn.Sequential, nn.CrossEntropyLoss, nn.MSELoss)),
-        (F, ("linear", "cross_entropy", "mse_loss")),
+        *((kind, ("forward",)) for kind in _MODULES),
+        *((kind, ("__call__",)) for kind in (Huber, Quantile)),
+        (F, ("linear", "cross_entropy", "mse_loss", "l1_loss", "huber_loss")),
     )
     for name in names
 ]
@@ -62,7 +72,8 @@ def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
     What may change what they compute is not looked at here: see `doubt`.
 
     Linear softmax: the Hessian is W' (diag p - p p') W, whose middle is at most 1/2 and does not see what all classes
-    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression: 2 ||w||^2.
+    share, so L = ||W - mean over classes||_2^2 / 2 (two classes: ||w_1 - w_0||^2 / 4). Linear regression with k
+    outputs: 2 ||W||_2^2 / k, and half of it for the Huber loss.
 
     >>> model = nn.Linear(2, 2)
     >>> with torch.no_grad(): _ = model.weight.copy_(torch.tensor([[3.0, 1.0], [0.0, 5.0]]))
@@ -75,24 +86,22 @@ def curvature_bound(model: nn.Module, loss: PerSampleLoss) -> float | None:
     if linear is None:
         return None
     weight = linear.weight.detach().cpu().double()
-    if _is_cross_entropy(loss):
+    if is_cross_entropy(loss):
         return float(torch.linalg.matrix_norm(weight - weight.mean(0), 2).square() / 2)
-    if _is_squared_error(loss) and len(weight) == 1:
-        return float(2 * weight.square().sum())
-    return None
+    # Of k outputs the loss is the mean, and so is the sum of their curvatures.
+    steepest = float(torch.linalg.matrix_norm(weight, 2).square() / len(weight))
+    if is_squared_error(loss):
+        return 2 * steepest
+    return None if huber_delta(loss) is None else steepest
 
 
 @dataclass(frozen=True)
 class LinearSup:
-    """The exact sup of a loss phi(w.zeta + offset): only the way t along w's steepest direction counts.
-
-    With s = ||w||_*: squared error, (|r| + s t)^2 - gamma t^2, has t = s |r| / (gamma - s^2) for gamma > s^2, and no
-    maximum below; two-class cross-entropy, softplus(b + s t) - gamma t^2, is solved for every gamma > 0.
-    """
+    """The exact sup of a loss phi(w.zeta + offset): only the way t along w's steepest direction counts (`Profile`)."""
 
     weight: Tensor  # (1, features)
     offset: Tensor  # ()
-    squared: bool
+    profile: Profile
     cost: Cost
 
     accuracy = 1e-9
@@ -101,43 +110,40 @@ class LinearSup:
     @property
     def floor(self) -> float:
         """Where gamma begins: the sup is infinite below."""
-        return float(self.cost.dual_norm(self.weight).square()) if self.squared else 0.0
+        return self.profile.floor(float(self.cost.dual_norm(self.weight)))
 
     proof = floor
     """Where proofs begin: everywhere."""
 
+    @property
+    def spreads(self) -> bool:
+        """Whether its worst case without residuals is one that no gamma attains (`spread`)."""
+        return isinstance(self.profile, Squared)
+
     def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        z, y, gamma = rows(problem.z).cpu().double(), y.cpu().double(), problem.gamma.cpu().double()
         rate = self.cost.dual_norm(self.weight)  # s, (1,)
-        score = (z * self.weight).sum(1) + self.offset  # (B,)
-        if self.squared:
-            side, residual = _side(score - y), (score - y).abs()
-            length = rate * residual / (gamma - rate.square())
-            upper = residual.square() * gamma / (gamma - rate.square())
-        else:  # the score is logit 1 - logit 0, so a sample of class 0 is lost upward
-            side = 1 - 2 * y
-            length = margin_length(side * score, rate.expand_as(score), gamma)
-            bias = side * score
-            # softplus, which torch rounds to its argument above 20: too low by 2e-9.
-            upper = torch.logaddexp(torch.zeros_like(bias), bias + rate * length) - gamma * length.square()
-        return self._moved(problem, side * length), upper
+        lengths, upper = self.profile.best(self._score(problem), _numbers(y), rate, problem.gamma.cpu().double())
+        return self._moved(problem, lengths), upper
 
     def spread(self, problem: Problem, y: Tensor, rho: float) -> Tensor:
         """Every sample of a regression sqrt(rho) away: its worst case without residuals, which no gamma attains.
 
         The sup is then 0 at z for every gamma > s^2, and at gamma = s^2 wherever a sample goes.
         """
-        score = (rows(problem.z).cpu().double() * self.weight).sum(1) + self.offset
-        return self._moved(problem, math.sqrt(rho) * _side(score - y.cpu().double()))
+        return self._moved(problem, math.sqrt(rho) * side(self._score(problem) - _numbers(y)))
+
+    def _score(self, problem: Problem) -> Tensor:
+        score: Tensor = (rows(problem.z).cpu().double() * self.weight).sum(1) + self.offset
+        return score  # (B,)
 
     def _moved(self, problem: Problem, lengths: Tensor) -> Tensor:
         zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.weight)
         return zeta.reshape(problem.z.shape).to(problem.z)
 
 
-def _side(residual: Tensor) -> Tensor:
-    """Which way the squared error grows; from 0 either."""
-    return torch.where(residual < 0, -1.0, 1.0).to(residual)
+def _numbers(y: Tensor) -> Tensor:
+    """y as (B,)."""
+    return y.cpu().double().reshape(-1)
 
 
 def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
@@ -147,11 +153,12 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
         return None
     weight = linear.weight.detach().cpu().double()  # (outputs, features)
     offset = torch.zeros(len(weight)).double() if linear.bias is None else linear.bias.detach().cpu().double()
-    if _is_cross_entropy(loss) and len(weight) == 2:
-        return LinearSup(weight[1:] - weight[:1], offset[1] - offset[0], False, cost)
-    if _is_squared_error(loss) and len(weight) == 1:
-        return LinearSup(weight, offset[0], True, cost)
-    return None
+    profile = profile_of(loss, len(weight))
+    if profile is None:
+        return None
+    if len(weight) == 2:
+        weight, offset = weight[1:] - weight[:1], offset[1:] - offset[:1]
+    return LinearSup(weight, offset[0], profile, cost)
 
 
 def _linear_layer(model: nn.Module) -> nn.Linear | None:
@@ -164,13 +171,3 @@ def _linear_layer(model: nn.Module) -> nn.Linear | None:
         layers = layers[:1]
     # The exact type: a subclass may compute anything.
     return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
-
-
-def _is_cross_entropy(loss: PerSampleLoss) -> bool:
-    if type(loss) is nn.CrossEntropyLoss:  # an ignored class would have no loss at all
-        return loss.reduction == "none" and loss.weight is None and not loss.label_smoothing and loss.ignore_index < 0
-    return loss is cross_entropy
-
-
-def _is_squared_error(loss: PerSampleLoss) -> bool:
-    return type(loss) is nn.MSELoss and loss.reduction == "none"
