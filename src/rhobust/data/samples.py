@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rhobust.data.arrays import features_of
 from rhobust.errors import DataError
 from rhobust.inputs import Inputs, Perturb, as_inputs, bound
 
@@ -56,7 +57,8 @@ def samples_of(data: object, model: nn.Module) -> Samples:
     if isinstance(data, Samples):
         return data
     some = next(model.parameters(), torch.zeros(()))
-    return Samples(*(tensor_of(part, some.dtype) for part in _pair(data)))
+    x, y = _pair(data)
+    return Samples(tensor_of(features_of(x, model), some.dtype), tensor_of(y, some.dtype))
 
 
 def _pair(data: object) -> tuple[object, object]:
@@ -100,7 +102,10 @@ def tensor_of(part: object, precision: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
     if array.dtype.kind in "iub":
         return torch.from_numpy(array.astype(np.int64))
-    raise DataError(f"cannot use values of type {array.dtype}; give numbers")
+    raise DataError(
+        f"cannot use values of type {array.dtype}; give numbers. Of labels that are text, rhobust.data.Table.encode "
+        "makes class numbers"
+    )
 
 
 @dataclass(frozen=True)

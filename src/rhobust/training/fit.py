@@ -12,6 +12,7 @@ from rhobust.charts.axes import drawable
 from rhobust.charts.drawings import draw_training
 from rhobust.checks import count_problem, seed_problems
 from rhobust.costs import Cost
+from rhobust.data.arrays import class_numbers, features_of
 from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import FixedGamma, GammaRule
@@ -51,6 +52,8 @@ class Fit(Displayed):
     objective: RobustObjective
     optimizer: ProximalOptimizer
     history: list[Record] = field(repr=False)
+    classes: tuple[str, ...] = ()
+    """The names of the classes by number, where y was text."""
 
     @property
     def model(self) -> nn.Module:
@@ -124,7 +127,8 @@ def fit(
     """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
 
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
-    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
+    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision. x may
+    be a DataFrame of numbers or an array of whole numbers, and y may be text, whose names `Fit.classes` has.
     Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
     0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
     the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
@@ -182,6 +186,11 @@ def fit(
         perturb=perturb,
         batch_norm=batch_norm,
     )
+    classes: tuple[str, ...] = ()
+    if perturb is None and isinstance(data, tuple | list) and len(data) == 2:
+        x, y = data
+        y, classes = class_numbers(y) or (y, ())
+        data = features_of(x, model), y
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     engine = central_engine(
         objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory, schedule=schedule
@@ -196,4 +205,4 @@ def fit(
         observer.warned(doubt)
     if doubt := unsettled([asdict(record) for record in history], schedule):
         observer.warned(doubt)
-    return Fit(objective, proximal, history)
+    return Fit(objective, proximal, history, classes)
