@@ -269,3 +269,21 @@ def test_the_page_on_evaluation_has_the_tables_of_the_committed_cells() -> None:
 
 def test_the_page_on_benchmarks_has_the_table_of_the_schedules() -> None:
     assert schedules.table(read_json(schedules.RESULTS)) in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:the objective still falls", "ignore:the clean error")
+def test_the_page_on_tables_goes_from_a_frame_to_predictions() -> None:
+    (block,) = blocks("docs/tables.md")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    draw = np.random.default_rng(0)
+    ages, jobs = draw.integers(18, 80, 2000), draw.choice(["clerk", "nurse"], 2000)
+    income = np.where(ages > 50, "high", "low")
+    frame = {"id": [f"p{row}" for row in range(2000)], "age": ages, "job": jobs, "income": income}
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"frame": frame, "later": frame}
+    exec(block, names)
+    assert names["table"].features == ("age", "job=clerk", "job=nurse")
+    assert list(names["predictions"]) == ["prediction", "probability of high", "probability of low"]
+    right = (names["predictions"]["prediction"] == income).mean()
+    assert right == pytest.approx(1 - names["found"].clean)
+    assert right > 0.8
