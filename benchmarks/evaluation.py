@@ -29,6 +29,7 @@ from rhobust.ascent.steps import Ball
 from rhobust.data.catalog import load_data
 from rhobust.data.samples import Samples
 from rhobust.evaluation.evaluate import evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.evaluation.referee import attack_by, find_suite
 from rhobust.reproduction.nvidia_mps import shared_card
 from rhobust.reproduction.tables import markdown
@@ -95,6 +96,7 @@ def _ours(model: Any, samples: Samples, norm: str) -> dict[str, tuple[float | st
     """Our default evaluation in this norm: the errors at every epsilon, and a row for the whole."""
     name = "cascade" if norm == "linf" else "cascade-l2"
     made = evaluate(model, samples, bounds=model.bounds, attacks=[name], epsilons=EPSILONS[norm], seed=SEED)
+    assert isinstance(made, Evaluation)
     cascade = made.grid[name]
     each: dict[str, tuple[float | str, str]] = {
         str(epsilon): (cascade[epsilon].error, _words(cascade[epsilon].stages)) for epsilon in EPSILONS[norm]

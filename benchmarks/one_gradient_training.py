@@ -91,7 +91,9 @@ def measure(job: Job) -> Row:
     def attacked(samples: Samples, attacks: Sequence[str], epsilons: Sequence[float] = EPSILONS) -> Evaluation:
         there = Samples(samples.x.to(config.device), samples.y.to(config.device))
         how = {"loss": cross_entropy, "bounds": data.bounds, "restarts": RESTARTS, "checks": False}
-        return evaluate(model, there, attacks=attacks, epsilons=epsilons, **how)  # type: ignore[arg-type]
+        found = evaluate(model, there, attacks=attacks, epsilons=epsilons, **how)  # type: ignore[arg-type]
+        assert isinstance(found, Evaluation)
+        return found
 
     found = attacked(data.test[IMAGES[job.part]], ATTACKS)
     # Training images under one of the attacks: what is left there, the network cannot learn or the training did not.

@@ -163,7 +163,8 @@ def check_countable(output: Tensor, y: Tensor) -> None:
     if output.ndim != 2 or output.shape[1] < 2 or y.ndim != 1 or y.is_floating_point():
         raise Refused(
             "errors are counted for classifiers: outputs (B, classes), two classes or more, and whole class numbers "
-            f"(B,). Here the outputs have shape {tuple(output.shape)} and y is {y.dtype} of shape {tuple(y.shape)}"
+            f"(B,). Here the outputs have shape {tuple(output.shape)} and y is {y.dtype} of shape {tuple(y.shape)}. "
+            "For a regression pass its loss, such as loss=rhobust.losses.squared_error, or task='regression'"
         )
 
 

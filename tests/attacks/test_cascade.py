@@ -17,6 +17,7 @@ from rhobust.data import digits
 from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError
 from rhobust.evaluation.evaluate import evaluate
+from rhobust.evaluation.evaluation import Evaluation
 from rhobust.losses import targeted_margin
 from rhobust.models.catalog import build_model
 
@@ -48,6 +49,7 @@ def test_untargeted_attacks_miss_what_targeted_ones_find(name: str) -> None:
     assert attack(Decoy(), x, y, ATTACKS["pgd-t"](1.0), loss=LOSS).fooled.all()
     assert attack(Decoy(), x, y, ATTACKS["apgd-t"](1.0), loss=LOSS).fooled.all()
     found = evaluate(Decoy(), (x, y), epsilons=[0.5, 1.0])
+    assert isinstance(found, Evaluation)
     assert (found.error("cascade", 0.5), found.error("cascade", 1.0)) == (0.0, 1.0)
     assert found.grid["cascade"][1.0].stages["untargeted"] == 0.0
 
@@ -94,6 +96,7 @@ def test_points_lie_in_ball_and_box_and_stages_only_add(name: str) -> None:
     data, epsilons = digits(), [0.0, 0.3, 0.1, 0.2] if name == "cascade" else [0.0, 1.5, 0.5, 1.0]
     test = data.test[:150]
     found = evaluate(honest(), test, bounds=data.bounds, attacks=[name], epsilons=epsilons, keep=True, checks=False)
+    assert isinstance(found, Evaluation)
     errors = []
     for epsilon in sorted(epsilons):
         cell = found.grid[name][epsilon]

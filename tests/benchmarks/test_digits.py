@@ -34,6 +34,7 @@ def run(method: str, seed: int) -> tuple[Fit, Evaluation]:
     errors = evaluate(
         model, data.test, loss=cross_entropy, bounds=data.bounds, attacks=["ifgsm"], epsilons=EPSILONS, seed=seed
     )
+    assert isinstance(errors, Evaluation)
     return trained, errors
 
 

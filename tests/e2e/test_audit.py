@@ -70,6 +70,7 @@ def test_an_evaluation_of_ours_that_misses_errors_is_flagged(monkeypatch: pytest
 
     def weak(*given: Any, **asked: Any) -> Evaluation:
         found = evaluate(*given, **asked | {"attacks": ["fgsm"], "checks": False})
+        assert isinstance(found, Evaluation)
         cells = [replace(cell, attack="cascade") for cell in found.attacked if cell.attack == "fgsm"]
         return replace(found, attacked=cells)
 

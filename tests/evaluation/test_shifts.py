@@ -202,6 +202,7 @@ def test_plain_values_with_the_mean_over_shifts_of_the_mean_over_severities() ->
     found = ShiftEvaluation(10, 0.1, cells)
     assert found.mean == pytest.approx(0.5)
     assert found.to_json() == {
+        "task": "classification",
         "samples": 10,
         "clean": 0.1,
         "shifted": [

@@ -59,7 +59,9 @@ class Saturated(nn.Module):
 
 
 def judged(model: nn.Module, data: DataSet) -> Evaluation:
-    return evaluate(model, data.test, loss=LOSS, bounds=data.bounds, attacks=["fgsm", "pgd"], epsilons=[0, 0.1, 0.2])
+    found = evaluate(model, data.test, loss=LOSS, bounds=data.bounds, attacks=["fgsm", "pgd"], epsilons=[0, 0.1, 0.2])
+    assert isinstance(found, Evaluation)
+    return found
 
 
 def raised(model: nn.Module) -> set[str]:

@@ -95,7 +95,7 @@ def certify(
     positive = sorted({float(radius) for radius in radii if radius > 0})
     with probing(model):
         dual: Dual | None = None
-        if exact and (bounds is None or math.isfinite(ascent.proof)):
+        if exact:
             anywhere = [replace(part, problem=replace(part.problem, bounds=None)) for part in parts]
             dual = Dual(anywhere, exact, accuracy or exact.accuracy)
         if dual is None or bounds is not None:

@@ -121,17 +121,21 @@ class Dual:
             lines = ((self.line(column, rho), column) for column in self._bounding())
             bound, column = min(lines, key=lambda pair: pair[0])
             bound = max(bound, mixture.loss)  # a line through the mixture may round below it
-            reason = reason or (_UNKNOWN if math.isinf(self.sup.proof) else None)
+            unknown = math.isinf(self.sup.proof) and self.unboxed is None
+            reason = reason or (_UNKNOWN if unknown else None)
         status: Literal["proved", "estimated"] = "estimated" if reason else "proved"
         return Certificate(rho, bound, mixture.loss, column.gamma, column.cost, mixture.cost, status, reason)
 
     def _bounding(self) -> list[Column]:
         """The columns whose lines are above the worst case."""
-        return self.columns[1:] + (self.unboxed.columns[1:] if self.unboxed else [])
+        if self.unboxed is None:
+            return self.columns[1:]
+        own = self.columns[1:] if math.isfinite(self.sup.proof) else []  # else they are what was found, and no bound
+        return own + self.unboxed.columns[1:]
 
     def _disproof(self) -> str | None:
         """More was attained at some gamma than its sup: then nothing that the sups say is proved."""
-        for column in self._bounding() if math.isfinite(self.sup.proof) else ():
+        for column in self._bounding() if math.isfinite(self.sup.proof) or self.unboxed else ():
             for other in (*self.columns, *self.spread):
                 slack = column.rounding + other.rounding + _ROUNDING * column.gamma * other.cost
                 if other.loss - column.gamma * other.cost > column.upper + slack:

@@ -17,21 +17,23 @@ _MARKERS = "osv^DPX"  # nothing is told by color alone
 _SPENT = "average transport cost"
 
 
-def error_scale(axes: Axes, epsilons: Sequence[float]) -> None:
-    """From 0 to 100 percent, with a tick at every epsilon where they are few."""
-    axes.set_ylim(0, 100)
+def error_scale(axes: Axes, epsilons: Sequence[float], top: float | None = 100) -> None:
+    """From 0 to 100 percent, or as high as it goes, with a tick at every epsilon where they are few."""
+    axes.set_ylim(0, top)
     if len(epsilons) <= _MOST_TICKS:
         axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
 
 
-def draw_errors(axes: Axes, curves: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> None:
-    """A line with a band for each name; a point is epsilon, the error in percent, and the ends of its interval."""
+def draw_errors(
+    axes: Axes, curves: Mapping[str, Sequence[tuple[float, float, float, float]]], top: float | None = 100
+) -> None:
+    """A line with a band for each name; a point is epsilon, the error (in percent), and the ends of its interval."""
     for (name, points), marker in zip(curves.items(), cycle(_MARKERS), strict=False):
         epsilons, errors, lows, highs = zip(*sorted(points), strict=True)
         (line,) = axes.plot(epsilons, errors, marker=marker, markersize=4, label=name)
         # The edge of the band is all that is seen of it at a single epsilon.
         axes.fill_between(epsilons, lows, highs, color=line.get_color(), alpha=0.15, linewidth=1.5)
-    error_scale(axes, sorted({point[0] for points in curves.values() for point in points}))
+    error_scale(axes, sorted({point[0] for points in curves.values() for point in points}), top)
 
 
 def draw_bounds(

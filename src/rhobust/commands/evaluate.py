@@ -24,11 +24,13 @@ from rhobust.commands.output import (
     words,
 )
 from rhobust.errors import ConfigError
-from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS
+from rhobust.evaluation.evaluate import USUAL_EPSILONS
 from rhobust.evaluation.evaluation import Evaluation
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts, shift_table
 from rhobust.report.panels import shift_panel
 from rhobust.report.rows import Spread
+from rhobust.report.scale import scale_of
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
 from rhobust.support.console import OUT, say
@@ -38,12 +40,12 @@ from rhobust.support.files import write_atomically, write_json
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     attacks: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"Comma-separated attacks: {', '.join(CASCADES)} (a series of attacks, strongest), or each alone: "
-            f"{', '.join(ATTACKS)}. Empty: none."
+            f"{', '.join(ATTACKS)}. Empty: none. Default: cascade; for a regression apgd."
         ),
-    ] = words(USUAL_ATTACKS),
+    ] = None,
     epsilons: Annotated[str, typer.Option(help="Comma-separated radii of the attacks.")] = words(USUAL_EPSILONS),
     budgets: Annotated[str, typer.Option(help="Comma-separated budgets E[c] for the Wasserstein attack.")] = "",
     shifts: Annotated[
@@ -52,9 +54,13 @@ def evaluate(
     baseline: Annotated[Path | None, typer.Option(help="Another run, say ERM's, under the same shifts.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first N test samples only. Default: all.")] = None,
     restarts: Annotated[
-        int,
-        typer.Option(min=1, help="Runs of each attack by name. A cascade ends after this many rounds without success."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs of each attack by name. A cascade ends after this many rounds without success. "
+            "Default: 1; for a regression 3.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random starts and of noise.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write the numbers here as well.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the attacked inputs here, as .npz.")] = None,
@@ -68,7 +74,8 @@ def evaluate(
     svg.check_path(figure)
     if save is not None and save.suffix != ".npz":
         raise ConfigError([f"--save {save} needs a name that ends with .npz"])
-    if save is not None and not (names(attacks) or budgets):
+    named = None if attacks is None else names(attacks)
+    if save is not None and not (named is None or named or budgets):
         raise ConfigError(["--save keeps attacked inputs: give --attacks or --budgets"])
     if (baseline or figure) and not shifts:
         raise ConfigError(["--baseline and --figure are about shifts: say which, for example --shifts all"])
@@ -78,17 +85,17 @@ def evaluate(
     beside = TrainedRun.of(Run.find(baseline)) if baseline else None
     if beside and beside.test_digest != trained.test_digest:
         raise ConfigError([f"{baseline} was trained for {beside.data.name}, {run} for {trained.data.name}"])
-    errors: Measurement[Evaluation] | None = None
+    errors: Measurement[Evaluation | RegressionEvaluation] | None = None
     shifted: dict[str, Measurement[ShiftEvaluation]] = {}
     with measuring("evaluating") as tell:
 
         def done(part: str) -> None:
             tell(f"{part} done")
 
-        if names(attacks) or budgets or not shifts:
+        if named is None or named or budgets or not shifts:
             errors = measure_errors(
                 trained,
-                attacks=names(attacks),
+                attacks=named,
                 epsilons=numbers("--epsilons", epsilons),
                 budgets=numbers("--budgets", budgets),
                 samples=samples,
@@ -120,7 +127,7 @@ def evaluate(
         write_json(json, made["errors"].to_json() if alone else {name: one.to_json() for name, one in made.items()})
 
 
-def _save_examples(trained: TrainedRun, found: Evaluation, path: Path) -> None:
+def _save_examples(trained: TrainedRun, found: Evaluation | RegressionEvaluation, path: Path) -> None:
     """Inputs, labels, and for every attack and epsilon the attacked inputs, named like `cascade/0.1`."""
     samples = trained.test(found.samples)
     arrays = {"x": samples.x, "y": samples.y}
@@ -139,4 +146,5 @@ def _draw_shifts(found: Mapping[str, ShiftEvaluation], path: Path) -> None:
         style = curves.style(name) | ({"markerfacecolor": "none"} if drawn else {})
         errors = one.means | {"mean over shifts": one.mean}
         drawn.append((name, style, {shift: Spread((error,)) for shift, error in errors.items()}))
-    shift_panel(list(drawn[0][2]), drawn).save(path)
+    scale = scale_of(next(iter(found.values())).task)
+    shift_panel(list(drawn[0][2]), drawn, scale).save(path)

@@ -9,17 +9,20 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rhobust.data.samples import REGRESSION, TASKS
 from rhobust.support.console import say
 from rhobust.training.observers import Observer
 from rhobust.training.record import Record, RoundRecord
 
 
-def in_words(errors: Mapping[str, float]) -> str:
-    """Test errors by name.
+def in_words(errors: Mapping[str, float], task: str = TASKS[0]) -> str:
+    """Test errors by name, or the RMSEs of a regression.
 
-    >>> in_words({"clean": 0.045, "pgd": 0.1})
-    'test error: clean 4.5%, pgd 10.0%'
+    >>> in_words({"clean": 0.045, "pgd": 0.1}), in_words({"clean": 0.045, "pgd": 0.1}, "regression")
+    ('test error: clean 4.5%, pgd 10.0%', 'test RMSE: clean 0.045, pgd 0.1')
     """
+    if task == REGRESSION:
+        return "test RMSE: " + ", ".join(f"{name} {error:.4g}" for name, error in errors.items())
     return "test error: " + ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
 
 
@@ -29,8 +32,8 @@ class TrainingProgress(Observer):
     Warnings go to the console in any case.
     """
 
-    def __init__(self, console: Console, label: str, quiet: bool = False) -> None:
-        self.console, self.label, self.quiet = console, label, quiet
+    def __init__(self, console: Console, label: str, quiet: bool = False, task: str = TASKS[0]) -> None:
+        self.console, self.label, self.quiet, self.task = console, label, quiet, task
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -64,7 +67,7 @@ class TrainingProgress(Observer):
         self._bar.update(self._task, completed=record.step + 1, state=state)  # not every one need be told of
         if record.errors and not self.quiet:
             unit = "rounds" if isinstance(record, RoundRecord) else "steps"
-            say(self.console, f"after {record.step + 1} {unit}: {in_words(record.errors)}")
+            say(self.console, f"after {record.step + 1} {unit}: {in_words(record.errors, self.task)}")
 
     def warned(self, message: str) -> None:
         say(self.console, f"warning: {message}")

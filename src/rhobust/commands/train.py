@@ -60,8 +60,9 @@ def layers(config: Path | None, given: dict[str, Any], overrides: list[str] | No
 def run_training(path: Path, settings: Config | None, label: str, quiet: bool) -> None:
     """Train, with progress and a line at the end; without settings, what is there goes on."""
     before = Run(path).finished
+    task = (settings or Run.find(path).config()).task
     try:
-        with TrainingProgress(ERR, label, quiet) as progress:
+        with TrainingProgress(ERR, label, quiet, task) as progress:
             run = train_run(path, settings, progress)
     except KeyboardInterrupt:
         begun = (path / "config.toml").exists()

@@ -12,12 +12,12 @@ from torch import nn
 from rhobust.ascent.steps import Ball
 from rhobust.attacks.cascade import CASCADES
 from rhobust.data.samples import Samples
-from rhobust.errors import ConfigError
+from rhobust.errors import ConfigError, Refused
 from rhobust.evaluation.evaluate import evaluate
 from rhobust.evaluation.intervals import interval
 from rhobust.evaluation.referee import attack_by, find_suite
 from rhobust.evaluation.trust import Flag
-from rhobust.losses import PerSampleLoss
+from rhobust.losses import PerSampleLoss, is_regression
 
 TOLERANCE = 0.01
 """How much more than ours the independent attacks' error may be before that is flagged."""
@@ -68,6 +68,10 @@ def audit(
     wrong += [] if norm in NORMS else [f"norm must be one of {', '.join(NORMS)}, not {norm!r}"]
     if wrong:
         raise ConfigError(wrong)
+    if is_regression(loss):
+        raise Refused(
+            "an audit counts the errors of a classifier, and a regression makes none; `rhobust evaluate` has RMSE"
+        )
     ball, tell = Ball(epsilon, NORMS[norm]), done or (lambda message: None)
     suite = find_suite(model, samples, ball, bounds, seed)
     (name,) = (name for name, of in CASCADES.items() if of == ball.norm)

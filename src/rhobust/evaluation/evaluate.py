@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rhobust.attacks.attack import Attack, Attacked, attack, errs, find_attack, norm_of
+from rhobust.attacks.attack import ATTACKS, Attack, Attacked, attack, errs, find_attack, norm_of
 from rhobust.attacks.cascade import CASCADES, Cascade
+from rhobust.attacks.raise_loss import check_raises_loss
 from rhobust.attacks.wasserstein import Transported, wasserstein
 from rhobust.checks import count_problem
-from rhobust.data.samples import Samples, moving_samples
-from rhobust.errors import ConfigError, DataError
+from rhobust.data.samples import REGRESSION, TASKS, Samples, moving_samples
+from rhobust.errors import ConfigError, DataError, unknown
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError, Evaluation
 from rhobust.evaluation.intervals import packed
+from rhobust.evaluation.regression import RegressionAttacks, evaluate_regression
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.evaluation.trust import CHECKS, examine, falling, learned, outside
 from rhobust.inputs import Perturb, part_of
-from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.losses import PerSampleLoss, cross_entropy, is_regression
 from rhobust.support.counting import counted_passes
 from rhobust.support.fitting import fitting, in_batches
 
-USUAL_ATTACKS = ("cascade",)
+USUAL_ATTACKS = {TASKS[0]: ("cascade",), REGRESSION: ("apgd",)}
+"""The attacks that a model of each task meets where none are named."""
+USUAL_RESTARTS = {TASKS[0]: 1, REGRESSION: 3}
+"""The runs of each."""
 USUAL_EPSILONS = (0.0, 0.1, 0.2, 0.3, 0.4)
 
 _CPU_BATCH, _GPU_BATCH = 256, 10_000
@@ -37,17 +43,18 @@ def evaluate(
     *,
     loss: PerSampleLoss = cross_entropy,
     bounds: tuple[float, float] | None = None,
-    attacks: Sequence[str] = USUAL_ATTACKS,
+    attacks: Sequence[str] | None = None,
     epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
-    restarts: int = 1,
+    restarts: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     checks: bool = True,
     keep: bool = False,
     perturb: Perturb | str | int | None = None,
+    task: str | None = None,
     done: Callable[[str], None] | None = None,
-) -> Evaluation:
+) -> Evaluation | RegressionEvaluation:
     """Clean error, the error under each attack at each epsilon, and under a Wasserstein attack of each budget.
 
     `data` are `Samples`, or a pair (x, y) of tensors or arrays, where the model is. Of an x that is a dict or a tuple,
@@ -61,20 +68,24 @@ def evaluate(
     name; a cascade goes on until that many rounds of random starts in a row have found nothing. `checks` adds those of
     `trust`. With `keep` the result holds the attacked inputs. Batches are as large as the device likes; one that does
     not fit into memory is halved.
+
+    A regression has RMSE, MAE and R^2 in place of errors (`RegressionEvaluation`). Its loss tells
+    (`losses.is_regression`); with a loss of your own say `task="regression"`. Its attacks, by default `apgd` in three
+    runs, raise the loss to their last step, and the best point seen counts.
     """
+    if task not in (None, *TASKS):
+        raise ConfigError([unknown("task", str(task), TASKS)])
     if isinstance(attacks, str):
         raise ConfigError([f"attacks are a list of names, such as ['{attacks}']"])
     for name, numbers in (("epsilons", epsilons), ("budgets", budgets)):
         if not isinstance(numbers, Iterable):
             raise ConfigError([f"{name} are a list of numbers, such as [{numbers}]"])
-    cascades = [name for name in attacks if name in CASCADES]
-    builders = {name: find_attack(name, CASCADES) for name in attacks if name not in CASCADES}
     grid, spend = list(dict.fromkeys(epsilons)), list(dict.fromkeys(budgets))
     wrong = [f"epsilon must be finite and >= 0, not {epsilon}" for epsilon in grid if not 0 <= epsilon < math.inf]
     wrong += [f"a budget must be finite and > 0, not {budget}" for budget in spend if not 0 < budget < math.inf]
-    if not (attacks and grid) and not spend:
+    if not ((attacks is None or attacks) and grid) and not spend:
         wrong.append("nothing to evaluate: give attacks with epsilons, or budgets for the Wasserstein attack")
-    counts = {"restarts": restarts, "batch_size": 1 if batch_size is None else batch_size}
+    counts = {"restarts": 1 if restarts is None else restarts, "batch_size": 1 if batch_size is None else batch_size}
     wrong += [problem for count in counts.items() if (problem := count_problem(*count))]
     if wrong:
         raise ConfigError(wrong)
@@ -83,50 +94,78 @@ def evaluate(
     if not len(samples):
         raise DataError("there are no samples to evaluate on")
 
+    task = task or (REGRESSION if is_regression(loss) else TASKS[0])
+    attacks, runs = USUAL_ATTACKS[task] if attacks is None else attacks, restarts or USUAL_RESTARTS[task]
     devices = [samples.x.device] if samples.x.is_cuda else []
+    size = batch_size or (_GPU_BATCH if samples.x.is_cuda else _CPU_BATCH)
+    tell = done or (lambda message: None)
     with torch.random.fork_rng(devices=devices), counted_passes(whole) as passes:
-        size = batch_size or (_GPU_BATCH if samples.x.is_cuda else _CPU_BATCH)
-        attacker = BatchedAttacks(model, loss, bounds, restarts, seed, size)
-        clean = attacker.run(samples, [None])[0].fooled  # (N,)
-        cells: list[AttackedError] = []
-        fooled: dict[str, Tensor] = {}  # (len(grid), N) for every attack by name
-        examples: dict[str, dict[float, Tensor]] = {}
-        tell = done or (lambda message: None)
-        for name in cascades if grid else ():
-            found = attacker.cascade(samples, [epsilon for epsilon in grid if epsilon], name, tell)
-            cells += [_cascaded(name, epsilon, found, clean) for epsilon in grid]
-            examples[name] = {epsilon: found.at(epsilon) for epsilon in grid if keep and epsilon}
-        for name, build in builders.items() if grid else ():
-            made = attacker.run(samples, [build(epsilon) if epsilon else None for epsilon in grid])
-            fooled[name] = torch.stack([one.fooled for one in made])
-            cells += [_cell(name, *cell) for cell in zip(grid, fooled[name], made, strict=True)]
-            examples[name] = {epsilon: one.zeta for epsilon, one in zip(grid, made, strict=True) if keep and epsilon}
-            tell(f"{name} done")
-        for norm, called in WORST.items():
-            alike = [fooled[name] for name in fooled if norm_of(name) == norm]
-            if alike:
-                cells += [_cell(called, *cell) for cell in zip(grid, _worst(grid, alike), strict=True)]
-        for budget in spend:
-            moved = attacker.transported(samples, budget)
-            error = float(moved.fooled.double().mean())
-            cells.append(
-                AttackedError(WASSERSTEIN, budget, error, moved.discarded, moved.mean_cost, wrong=packed(moved.fooled))
+        found: Evaluation | RegressionEvaluation
+        if task == REGRESSION:
+            check_raises_loss(attacks)
+            of_numbers = RegressionAttacks(model, loss, bounds, runs, seed, size)
+            found = evaluate_regression(
+                of_numbers, samples, attacks=attacks, epsilons=grid, budgets=spend, checks=checks, keep=keep, tell=tell
             )
-            examples.setdefault(WASSERSTEIN, {}).update({budget: moved.zeta} if keep else {})
-            tell(f"{WASSERSTEIN} {budget:g} done")
-        torch.manual_seed(seed)
-        flags, judged = learned(clean, samples.y)
-        flags += [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
-        flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
-        judged |= {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())
-        if checks:
-            tell("checking")
-            more, probed = examine(model, samples, loss=loss, bounds=bounds, epsilon=_telling(cells))
-            flags += more
-            judged |= probed
+        else:
+            for name in attacks:
+                if name not in CASCADES:
+                    find_attack(name, CASCADES)
+            attacker = BatchedAttacks(model, loss, bounds, runs, seed, size)
+            found = _evaluate_classifier(attacker, samples, attacks, grid, spend, checks, keep, tell)
+    return replace(found, forwarded=passes.forwarded)
+
+
+def _evaluate_classifier(
+    attacker: BatchedAttacks,
+    samples: Samples,
+    attacks: Sequence[str],
+    grid: Sequence[float],
+    spend: Sequence[float],
+    checks: bool,
+    keep: bool,
+    tell: Callable[[str], None],
+) -> Evaluation:
+    clean = attacker.run(samples, [None])[0].fooled  # (N,)
+    cells: list[AttackedError] = []
+    fooled: dict[str, Tensor] = {}  # (len(grid), N) for every attack by name
+    examples: dict[str, dict[float, Tensor]] = {}
+    for name in [name for name in attacks if name in CASCADES] if grid else ():
+        found = attacker.cascade(samples, [epsilon for epsilon in grid if epsilon], name, tell)
+        cells += [_cascaded(name, epsilon, found, clean) for epsilon in grid]
+        examples[name] = {epsilon: found.at(epsilon) for epsilon in grid if keep and epsilon}
+    for name in [name for name in attacks if name not in CASCADES] if grid else ():
+        made = attacker.run(samples, [ATTACKS[name](epsilon) if epsilon else None for epsilon in grid])
+        fooled[name] = torch.stack([one.fooled for one in made])
+        cells += [_cell(name, *cell) for cell in zip(grid, fooled[name], made, strict=True)]
+        examples[name] = {epsilon: one.zeta for epsilon, one in zip(grid, made, strict=True) if keep and epsilon}
+        tell(f"{name} done")
+    for norm, called in WORST.items():
+        alike = [fooled[name] for name in fooled if norm_of(name) == norm]
+        if alike:
+            cells += [_cell(called, *cell) for cell in zip(grid, _worst(grid, alike), strict=True)]
+    for budget in spend:
+        moved = attacker.transported(samples, budget)
+        error = float(moved.fooled.double().mean())
+        cells.append(
+            AttackedError(WASSERSTEIN, budget, error, moved.discarded, moved.mean_cost, wrong=packed(moved.fooled))
+        )
+        examples.setdefault(WASSERSTEIN, {}).update({budget: moved.zeta} if keep else {})
+        tell(f"{WASSERSTEIN} {budget:g} done")
+    torch.manual_seed(attacker.seed)
+    flags, judged = learned(clean, samples.y)
+    flags += [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
+    flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
+    judged |= {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())
+    if checks:
+        tell("checking")
+        more, probed = examine(
+            attacker.model, samples, loss=attacker.loss, bounds=attacker.bounds, epsilon=_telling(cells)
+        )
+        flags += more
+        judged |= probed
     checked = [check for check in CHECKS if check in judged]
-    error = float(clean.double().mean())
-    return Evaluation(len(samples), error, cells, flags, checked, passes.forwarded, examples)
+    return Evaluation(len(samples), float(clean.double().mean()), cells, flags, checked, examples=examples)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,23 @@ def interval(error: float, samples: int) -> tuple[float, float]:
     return max(0.0, middle - half) if error > 0 else 0.0, min(1.0, middle + half) if error < 1 else 1.0
 
 
+def mean_interval(values: Tensor) -> tuple[float, float]:
+    """The 95 % interval of the mean of numbers >= 0, (N,), by the delta method on its logarithm.
+
+    mean e^(+- z sd / (mean sqrt(n))); of one number nothing is known. Its roots are the interval of a root mean square.
+
+    >>> [round(end, 3) for end in mean_interval(torch.tensor([1.0, 2.0, 3.0]))]
+    [1.136, 3.522]
+    """
+    mean = float(values.double().mean())
+    if len(values) < 2:
+        return 0.0, math.inf
+    if mean == 0:
+        return 0.0, 0.0
+    factor = math.exp(_Z * float(values.double().std()) / (mean * math.sqrt(len(values))))
+    return mean / factor, mean * factor
+
+
 def difference(first: Tensor, second: Tensor) -> tuple[float, float, float]:
     """The first error less the second with its 95 % interval, from which samples (..., N) each has wrong.
 

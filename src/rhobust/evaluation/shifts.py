@@ -1,4 +1,4 @@
-"""Errors of a classifier under distribution shift.
+"""Errors of a classifier, or RMSEs of a regression, under distribution shift.
 
 corruptions         noise, blur, contrast, brightness, rotation, translation, occlusion (`corruptions.CORRUPTIONS`)
 label-proportion    the classes become as unequal as Zipf's law, p_k ~ rank^-s, in the order worst for the model
@@ -7,6 +7,7 @@ uci-digits          for `mnist`: other people's digits, collected, scanned and c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 
 from rhobust.attacks.attack import errs
 from rhobust.data import digits
-from rhobust.data.samples import DataSet, Samples
+from rhobust.data.samples import REGRESSION, TASKS, DataSet, Samples
 from rhobust.errors import ConfigError, DataError, unknown
 from rhobust.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt, translated
 from rhobust.evaluation.evaluation import percent
+from rhobust.losses import squared_error
 from rhobust.support.display import Displayed, Table
+from rhobust.support.probing import probing
 
 _LABELS, _UCI = "label-proportion", "uci-digits"
 
@@ -36,7 +39,7 @@ EXPONENTS = (0.4, 0.8, 1.2, 1.6, 2.0)
 
 @dataclass(frozen=True)
 class ShiftedError:
-    """Share of samples that the model gets wrong under one shift."""
+    """Share of samples that the model gets wrong under one shift; for a regression the RMSE."""
 
     shift: str
     severity: int
@@ -45,11 +48,16 @@ class ShiftedError:
 
 @dataclass(frozen=True)
 class ShiftEvaluation(Displayed):
-    """Clean error and the errors under each shift at each of its severities, as fractions."""
+    """Clean error and the errors under each shift at each of its severities: fractions, or RMSEs of a regression."""
 
     samples: int
     clean: float
     shifted: list[ShiftedError]
+    task: str = TASKS[0]
+
+    def text(self, error: float) -> str:
+        """An error in percent, or an RMSE."""
+        return f"{error:.4g}" if self.task == REGRESSION else percent(error)
 
     @property
     def by_shift(self) -> dict[str, dict[int, float]]:
@@ -83,11 +91,12 @@ def shift_table(found: Sequence[ShiftEvaluation]) -> Table:
     severities = sorted({cell.severity for cell in own.shifted})
     rows = []
     for shift, cells in own.by_shift.items():
-        errors = [percent(cells[severity]) if severity in cells else "" for severity in severities]
-        rows.append([shift, *errors, *(percent(one.means[shift]) for one in found)])
+        errors = [own.text(cells[severity]) if severity in cells else "" for severity in severities]
+        rows.append([shift, *errors, *(own.text(one.means[shift]) for one in found)])
     if rows:
-        rows.append(["mean over shifts", *[""] * len(severities), *(percent(one.mean) for one in found)])
-    caption = f"error in percent on {own.samples} shifted samples, by severity; clean: {percent(own.clean)}"
+        rows.append(["mean over shifts", *[""] * len(severities), *(own.text(one.mean) for one in found)])
+    measure = "RMSE" if own.task == REGRESSION else "error in percent"
+    caption = f"{measure} on {own.samples} shifted samples, by severity; clean: {own.text(own.clean)}"
     return Table(caption, ["shift", *map(str, severities), *("mean", "baseline")[: len(found)]], rows)
 
 
@@ -111,6 +120,8 @@ def _problem(shift: str, data: DataSet) -> str | None:
     """Why the data do not allow a shift, if they do not."""
     if shift == _UCI and data.name != "mnist":
         return f"shift '{_UCI}' is for models trained on mnist, and this one was trained on {data.name}"
+    if shift == _LABELS and data.task == REGRESSION:
+        return f"shift '{_LABELS}' changes how common the classes are, and a regression has none"
     shape = tuple(data.test.x.shape[1:])
     if shift in CORRUPTIONS and CORRUPTIONS[shift].images_only and len(shape) != 3:
         return f"shift '{shift}' needs images (channels, height, width); samples of {data.name} are {shape}"
@@ -143,7 +154,7 @@ def evaluate_shifts(
 
     def misses(samples: Samples, change: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
         parts = zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True)
-        return torch.cat([errs(model, change(x), y) for x, y in parts]).cpu()
+        return torch.cat([harm(model, change(x), y) for x, y in parts]).cpu()
 
     def errors(shift: str) -> Iterator[float]:
         """At severity 1, 2, ..."""
@@ -155,8 +166,9 @@ def evaluate_shifts(
             yield _share(misses(Samples(others.x.to(samples.x), others.y.to(samples.y))))
         else:
             for severity in SEVERITIES:
-                yield _share(misses(samples, _corruption(shift, severity, data.bounds, seed)))
+                yield summed(misses(samples, _corruption(shift, severity, data.bounds, seed)))
 
+    harm, summed = (_squared, _root) if data.task == REGRESSION else (errs, _share)
     clean = misses(samples)
     cells: list[ShiftedError] = []
     for shift in wanted:
@@ -164,7 +176,17 @@ def evaluate_shifts(
             cells.append(ShiftedError(shift, severity, error))
             if done:
                 done(f"{shift} {severity}")
-    return ShiftEvaluation(len(samples), _share(clean), cells)
+    return ShiftEvaluation(len(samples), summed(clean), cells, data.task)
+
+
+def _squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The squared residual of each sample, (B,), in evaluation mode and without a trace."""
+    with torch.no_grad(), probing(model):
+        return squared_error(model(x), y)
+
+
+def _root(squares: Tensor) -> float:
+    return math.sqrt(float(squares.double().mean()))
 
 
 def _share(which: Tensor) -> float:

@@ -77,13 +77,13 @@ def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag],
 
 def learned_nothing(model: nn.Module, samples: Samples, batch_size: int, cause: str) -> str | None:
     """Why a model that was trained is of no use, if so, judged on some of the samples."""
-    some = samples[_spread(samples, _JUDGED)]
+    some = samples[spread_out(samples, _JUDGED)]
     parts = zip(torch.split(some.x, batch_size), torch.split(some.y, batch_size), strict=True)
     flags, _ = learned(torch.cat([errs(model, x, y) for x, y in parts]), some.y, cause)
     return flags[0].message if flags else None
 
 
-def _spread(samples: Samples, most: int) -> Tensor:
+def spread_out(samples: Samples, most: int) -> Tensor:
     """The numbers of some of the samples, from all over the data, which may be sorted by class."""
     return torch.linspace(0, len(samples) - 1, min(most, len(samples))).long().to(samples.x.device)
 
@@ -120,7 +120,7 @@ def examine(
     Without a radius only the slope is looked at, and that where the model is right. Draws from torch's global
     generator.
     """
-    chosen = _spread(samples, _PROBES)
+    chosen = spread_out(samples, _PROBES)
     model, some = part_of(model, chosen), samples[chosen]
     right = ~errs(model, some.x, some.y)
     flags, made = [], set()

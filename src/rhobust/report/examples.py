@@ -12,6 +12,7 @@ from torch import Size, Tensor
 from rhobust.attacks.attack import attack, find_attack, norm_of
 from rhobust.attacks.cascade import CASCADES
 from rhobust.data.catalog import load_data
+from rhobust.data.samples import REGRESSION
 from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.evaluation.evaluation import WORST
 from rhobust.losses import cross_entropy
@@ -67,6 +68,8 @@ def examples(report: Report, seed: int = 0) -> Examples:
     if len(report.data) > 1:
         return Examples([], reason="The rows were trained on different data, so no examples are shown.")
     config = report.rows[0].first.config
+    if config.task == REGRESSION:
+        return Examples([], reason="A regression reads no class, so no examples are shown.")
     try:
         data = load_data(config.data, config.data_dir)
         digest = data.test.digest()

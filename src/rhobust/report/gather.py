@@ -15,6 +15,7 @@ from rhobust.errors import ConfigError, DataError, Refused, RunError
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.evaluation.trust import Flag
 from rhobust.report.rows import Entry, Row, rows_of, telling
+from rhobust.report.scale import Scale, scale_of
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import (
@@ -59,6 +60,11 @@ class Report:
     def entries(self) -> list[Entry]:
         """Every run."""
         return [entry for row in self.rows for entry in row.entries]
+
+    @property
+    def scale(self) -> Scale:
+        """How its errors are shown."""
+        return scale_of(self.rows[0].first.config.task)
 
     @property
     def data(self) -> list[str]:
@@ -202,10 +208,11 @@ class Report:
 def _comparable(entry: Entry, kind: Kind[Any]) -> dict[str, Any]:
     """How an entry was measured, as far as others must have been measured so, too."""
     found = {**entry.asked(kind), "samples": entry.measured[kind].result.samples}
-    if kind is CERTIFICATES:  # at its own radius besides, and in balls of its own cost
+    if kind is CERTIFICATES:  # at its own radius besides, in balls of its own cost, and of its own loss
         own, usual = entry.config.radius, usual_radii(entry.config)
         found["radii"] = [radius for radius in found.get("radii", []) if radius != own or radius in usual]
         found["cost"] = entry.config.cost
+        found["loss"] = entry.config.loss
     return found
 
 
@@ -218,6 +225,8 @@ def gather(paths: Sequence[Path], samples: int = 1000, done: Done | None = None)
     runs = [Run.find(path) for path in paths]
     gammas = [run.trained()["gamma"] for run in runs]  # one that is not finished is refused before any work
     found = list(zip(runs, [run.config() for run in runs], gammas, strict=True))
+    if len({config.task for _, config, _ in found}) > 1:
+        raise ConfigError(["errors of classifiers do not compare with RMSEs of regressions: report on one task"])
     known: dict[str, Run] = {}
     twice = []
     for run, config, _ in found:

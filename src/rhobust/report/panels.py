@@ -16,7 +16,8 @@ from rhobust.charts.drawings import draw_bounds, error_scale, mark_radius
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread
-from rhobust.report.tables import attack_name, number, percent, shifted
+from rhobust.report.scale import Scale, number
+from rhobust.report.tables import attack_name, shifted
 from rhobust.runs.measurements import CERTIFICATES
 
 _LONGEST_NAME = 36  # letters beside an axis
@@ -56,23 +57,23 @@ def _styles(report: Report) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _percents(found: Spread) -> str:
-    return f"{found.text(percent)} %"
+def _shown(found: Spread, scale: Scale) -> str:
+    return found.text(scale.text) + scale.unit
 
 
 def error_curves(report: Report) -> list[Panel]:
     """Error against epsilon, a panel for each attack."""
-    panels = []
+    panels, scale = [], report.scale
     for attack, epsilons in report.grid().items():
         name, size = attack_name(attack), "budget on E[c]" if attack == WASSERSTEIN else "epsilon"
         description = f"Error of every method against the {size} of the {name} attack; the numbers are in the tables"
-        panel = Panel(_TITLES.get(attack, f"{name} attack"), size, "error, %", description)
+        panel = Panel(_TITLES.get(attack, f"{name} attack"), size, scale.axis, description)
         for row in report.rows:
             points = [(epsilon, spread) for epsilon in epsilons if (spread := row.attacked(attack, epsilon))]
-            hints = [f"{row.name}, {name} {epsilon:g}: {_percents(spread)}" for epsilon, spread in points]
-            xs, ys = [epsilon for epsilon, _ in points], [100 * spread.mean for _, spread in points]
+            hints = [f"{row.name}, {name} {epsilon:g}: {_shown(spread, scale)}" for epsilon, spread in points]
+            xs, ys = [epsilon for epsilon, _ in points], [scale.factor * spread.mean for _, spread in points]
             panel.line(xs, ys, hints, **_styles(report)[row.name])
-        error_scale(panel.axis, epsilons)
+        error_scale(panel.axis, epsilons, scale.top)
         panels.append(panel)
     return panels
 
@@ -167,7 +168,7 @@ def certificate_panel(name: str, method: str, found: Certification, seed: str = 
 
 def shift_charts(report: Report) -> list[Panel]:
     """Mean error under each shift, and over shifts beside ERM's."""
-    shifts, styles = report.shifts(), _styles(report)
+    shifts, styles, scale = report.shifts(), _styles(report), report.scale
     if not shifts:
         return []
     drawn = [
@@ -176,31 +177,33 @@ def shift_charts(report: Report) -> list[Panel]:
     ]
     beside = "; dotted: erm" if any(row.method == "erm" for row in report.rows) else ""
     description, height = "Mean error over shifts by method", 0.9 + 0.3 * len(report.rows)
-    every = Panel("Mean over shifts", f"mean error, %{beside}", "", description, height)
+    every = Panel("Mean over shifts", f"mean {scale.axis}{beside}", "", description, height)
     for i, row in enumerate(report.rows):
         if spread := shifted(row):
-            style, mean = styles[row.name], 100 * spread.mean
+            style, mean = styles[row.name], scale.factor * spread.mean
             every.axis.plot([0, mean], [i, i], color=style["color"], linewidth=5, alpha=0.4, solid_capstyle="butt")
-            hint = f"{row.name}, mean over shifts: {_percents(spread)}"
+            hint = f"{row.name}, mean over shifts: {_shown(spread, scale)}"
             every.line([mean], [float(i)], [hint], **(style | {"markersize": 7}))
             if row.method == "erm":
                 every.axis.axvline(mean, color=GRAY, linestyle=":", linewidth=1.4)
     _names(every, [row.name for row in report.rows])
-    return [shift_panel(shifts, drawn), every]
+    return [shift_panel(shifts, drawn, scale), every]
 
 
-def shift_panel(shifts: Sequence[str], drawn: Sequence[tuple[str, dict[str, Any], Mapping[str, Spread]]]) -> Panel:
+def shift_panel(
+    shifts: Sequence[str], drawn: Sequence[tuple[str, dict[str, Any], Mapping[str, Spread]]], scale: Scale
+) -> Panel:
     """Names, in a style each, with their errors under the shifts."""
     band = 0.8 / len(drawn)  # names below each other, so that equal errors do not hide each other
     height = 0.9 + len(shifts) * max(0.25, 0.05 * len(drawn))
     description = "Mean error of every method under each shift"
-    panel = Panel("Every shift", "mean error over severities, %", "", description, height)
+    panel = Panel("Every shift", f"mean over severities: {scale.axis}", "", description, height)
     for place, (name, style, errors) in enumerate(drawn):
         points = [(i, shift, errors[shift]) for i, shift in enumerate(shifts) if shift in errors]
-        hints = [f"{name}, {shift}: {_percents(spread)}" for _, shift, spread in points]
+        hints = [f"{name}, {shift}: {_shown(spread, scale)}" for _, shift, spread in points]
         heights = [i - 0.4 + band * (place + 0.5) for i, _, _ in points]
         bare = style | {"linestyle": "none", "markersize": 4.5}
-        panel.line([100 * spread.mean for _, _, spread in points], heights, hints, label=name, **bare)
+        panel.line([scale.factor * spread.mean for _, _, spread in points], heights, hints, label=name, **bare)
     for i in range(len(shifts) - 1):
         panel.axis.axhline(i + 0.5, color=GRAY, alpha=0.25, linewidth=0.8)
     _names(panel, shifts)

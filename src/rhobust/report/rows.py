@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rhobust.attacks.attack import norm_of
 from rhobust.attacks.cascade import CASCADES
-from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
+from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError
 from rhobust.evaluation.intervals import difference, interval, unpacked
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.models.source import Source, is_own
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
@@ -78,11 +79,25 @@ class Entry:
         cell = found.grid.get(attack, {}).get(epsilon) if found else None
         return cell.error if cell else None
 
+    @property
+    def r2(self) -> float | None:
+        """R^2 without an attack, of a regression."""
+        found = self.result(EVALUATION)
+        return found.residuals.r2 if isinstance(found, RegressionEvaluation) else None
+
+    def ends(self, attack: str | None = None, epsilon: float = 0.0) -> tuple[float, float] | None:
+        """The 95 % interval of an RMSE, of the clean one without an attack; none of a share, which has Wilson's."""
+        found = self.result(EVALUATION)
+        if not isinstance(found, RegressionEvaluation) or (attack and epsilon not in found.grid.get(attack, {})):
+            return None
+        low, high = found.interval(attack, epsilon) if attack else found.residuals.rmse_interval
+        return low, high
+
     def wrong(self, attack: str, epsilon: float) -> Tensor | None:
         """Which samples the model gets wrong, (N,); none where that was not kept."""
         found = self.result(EVALUATION)
         cell = found.grid.get(attack, {}).get(epsilon) if found else None
-        return unpacked(cell.wrong, found.samples) if found and cell and cell.wrong else None
+        return unpacked(cell.wrong, found.samples) if found and isinstance(cell, AttackedError) and cell.wrong else None
 
     def behind(self, attack: str) -> tuple[tuple[str, ...], int]:
         """The attacks that stand behind an error of this name, and the restarts of each."""
@@ -141,10 +156,14 @@ class Spread:
     values: tuple[float, ...]
     samples: int | None = None
     """Test samples behind each, where they are errors."""
+    ends: tuple[float, float] | None = None
+    """The mean ends of their 95 % intervals, where they have intervals of their own."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of a mean error: what chance in drawing the samples leaves open."""
+        if self.ends is not None:
+            return self.ends
         return None if self.samples is None else interval(self.mean, self.samples)
 
     @property
@@ -199,16 +218,21 @@ class Row:
     @property
     def clean(self) -> Spread | None:
         """The error without an attack."""
-        return self.errors(lambda entry: entry.clean)
+        return self.errors(lambda entry: entry.clean, lambda entry: entry.ends())
 
     def attacked(self, attack: str, epsilon: float) -> Spread | None:
         """The error under an attack."""
-        return self.errors(lambda entry: entry.error(attack, epsilon))
+        return self.errors(lambda entry: entry.error(attack, epsilon), lambda entry: entry.ends(attack, epsilon))
 
-    def errors(self, pick: Callable[[Entry], float | None]) -> Spread | None:
-        """Errors on the samples of its evaluations."""
-        found = self.spread(pick)
-        return found and replace(found, samples=self.samples)
+    def errors(
+        self, pick: Callable[[Entry], float | None], ends: Callable[[Entry], tuple[float, float] | None]
+    ) -> Spread | None:
+        """Errors on the samples of its evaluations, with intervals of their own where they have some."""
+        found, own = self.spread(pick), [pair for entry in self.entries if (pair := ends(entry)) is not None]
+        if found is None or len(own) < len(self.entries):
+            return found and replace(found, samples=self.samples)
+        low, high = (statistics.fmean(values) for values in zip(*own, strict=True))
+        return replace(found, ends=(low, high))
 
     def less(self, other: Row, attack: str, epsilon: float) -> tuple[float, float, float] | None:
         """Its error less another row's with the 95 % interval, paired by sample and seed, where outcomes were kept."""

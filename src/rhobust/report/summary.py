@@ -9,6 +9,7 @@ from rhobust.evaluation.evaluation import WORST
 from rhobust.report import tables
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row, Spread, counted
+from rhobust.report.scale import RMSE
 from rhobust.runs.measurements import EVALUATION
 
 
@@ -30,14 +31,18 @@ def summary(report: Report) -> str:
     attack = {"cascade": "the cascade of attacks", WORST[math.inf]: "the worst attack"}.get(
         where[0], tables.attack_name(where[0])
     )
-    has, it_errs = ("has", "it errs") if len(best) == 1 else ("have", "they err")
-    text = f"Under {attack} at epsilon {where[1]:g}, {' and '.join(best)} {has} the lowest error, {lowest} %"
+    has, it_errs = ("has", "it errs on") if len(best) == 1 else ("have", "they err on")
+    if report.scale is RMSE:
+        it_errs = "it has" if len(best) == 1 else "they have"
+    scale = report.scale
+    leads = f"{' and '.join(best)} {has} the lowest {scale.name}, {lowest}{scale.unit}"
+    text = f"Under {attack} at epsilon {where[1]:g}, {leads}"
     if erm in best:
         return f"{text}."
-    costs = " and ".join(f"{clean[name]} %" for name in best)
+    costs = " and ".join(f"{clean[name]}{scale.unit}" for name in best)
     return (
-        f"{text}, where erm, plain training, has {attacked[erm]} %; "
-        f"on clean data {it_errs} on {costs}, erm on {clean[erm]} %."
+        f"{text}, where erm, plain training, has {attacked[erm]}{scale.unit}; "
+        f"on clean data {it_errs} {costs}, erm {'' if scale is RMSE else 'on '}{clean[erm]}{scale.unit}."
     )
 
 
@@ -54,5 +59,5 @@ def _attacked_differently(report: Report, attack: str) -> str:
 
 
 def _means(report: Report, pick: Callable[[Row], Spread | None]) -> dict[str, str]:
-    """A number of every row, in percent as it is shown."""
-    return {row.name: tables.percent(found.mean) for row in report.rows if (found := pick(row))}
+    """A number of every row, as it is shown."""
+    return {row.name: report.scale.text(found.mean) for row in report.rows if (found := pick(row))}

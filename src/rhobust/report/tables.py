@@ -13,6 +13,7 @@ from rhobust.certificates.certificate import Certificate
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
 from rhobust.report.rows import Entry, Row, Spread, counted, shown, shown_setting
+from rhobust.report.scale import RMSE, number, percent
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 
 MISSING = "–"
@@ -57,16 +58,6 @@ class _Column:
     ranked: bool = True
 
 
-def percent(error: float) -> str:
-    """A fraction in percent, without the sign."""
-    return f"{100 * error:.1f}"
-
-
-def number(value: float) -> str:
-    """Three digits."""
-    return f"{value:.3g}"
-
-
 def attack_name(attack: str) -> str:
     """As people write it.
 
@@ -102,17 +93,20 @@ def shifted(row: Row, shift: str | None = None) -> Spread | None:
 def _error(report: Report, head: str, attack: str, epsilon: float) -> _Column:
     # At zero it is the clean error, whatever the attack.
     alike = report.attacked_alike(attack) if epsilon else report.on_the_same_samples(EVALUATION)
-    return _Column(head, lambda row: row.attacked(attack, epsilon), percent, ranked=alike)
+    return _Column(head, lambda row: row.attacked(attack, epsilon), report.scale.text, ranked=alike)
 
 
 def headline(report: Report) -> Table:
     """Clean, attacked and shifted error, gamma, and E[c] beside rho."""
     attack = report.strongest()
     sizes = report.in_balls()[attack] if attack else []
-    columns = [_Column("clean", lambda row: row.clean, percent, ranked=report.on_the_same_samples(EVALUATION))]
+    show = report.scale.text
+    columns = [_Column("clean", lambda row: row.clean, show, ranked=report.on_the_same_samples(EVALUATION))]
+    if report.scale is RMSE:
+        columns.append(_Column("clean R^2", lambda row: row.spread(lambda entry: entry.r2), number, ranked=False))
     columns += [_error(report, f"{attack_name(attack)} {epsilon:g}", attack, epsilon) for epsilon in sizes if attack]
     if report.shifts():
-        columns.append(_Column("shifted", shifted, percent, ranked=report.shifted_alike()))
+        columns.append(_Column("shifted", shifted, show, ranked=report.shifted_alike()))
     columns += [
         _Column("gamma", lambda row: row.spread(lambda entry: entry.gamma), number, ranked=False),
         _Column("E[c]", lambda row: row.spread(lambda entry: entry.rho_eff), number, ranked=False),
@@ -121,7 +115,7 @@ def headline(report: Report) -> Table:
         ),
         _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
     ]
-    caption = f"Error in percent{_shifted_otherwise(report)}"
+    caption = f"{report.scale.caption}{_shifted_otherwise(report)}"
     return _table(caption, "method", report.rows, columns, len(report.data) == 1)
 
 
@@ -153,9 +147,10 @@ def _usually_behind_shifted(entry: Entry) -> tuple[str, int | None]:
 
 def every_attack(report: Report) -> list[Table]:
     """Errors under every attack that was measured, a table for each."""
+    show = report.scale
     return [
         _table(
-            f"Error in percent under {attack_name(attack)}, by {'budget' if attack == WASSERSTEIN else 'epsilon'}",
+            f"{show.caption} under {attack_name(attack)}, by {'budget' if attack == WASSERSTEIN else 'epsilon'}",
             "method",
             report.rows,
             [_error(report, f"{epsilon:g}", attack, epsilon) for epsilon in epsilons],
@@ -188,9 +183,10 @@ def _apart(found: tuple[float, float, float] | None) -> Cell:
 
 def every_shift(report: Report) -> Table | None:
     """Mean error under every shift."""
-    columns = [_Column(shift, lambda row, shift=shift: shifted(row, shift), percent) for shift in report.shifts()]  # type: ignore[misc]
-    columns.append(_Column("mean", shifted, percent, ranked=report.shifted_alike()))
-    caption = "Mean error in percent over the severities of every shift"
+    show = report.scale.text
+    columns = [_Column(shift, lambda row, shift=shift: shifted(row, shift), show) for shift in report.shifts()]  # type: ignore[misc]
+    columns.append(_Column("mean", shifted, show, ranked=report.shifted_alike()))
+    caption = f"Mean {report.scale.measured} over the severities of every shift"
     return _table(caption, "method", report.rows, columns, len(report.data) == 1) if report.shifts() else None
 
 

@@ -17,6 +17,7 @@ from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.evaluation.evaluate import evaluate
 from rhobust.evaluation.evaluation import Evaluation
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.losses import cross_entropy
 from rhobust.reproduction.flops import Flops, flops_of
 from rhobust.reproduction.plan import Job
@@ -114,11 +115,13 @@ def _on(device: torch.device, samples: Samples) -> Samples:
     return Samples(samples.x.to(device), samples.y.to(device))
 
 
-def _evaluated(model: TrainedModel, samples: Samples, **how: Any) -> Evaluation:
+def _evaluated(model: TrainedModel, samples: Samples, **how: Any) -> Evaluation | RegressionEvaluation:
     return evaluate(model, samples, loss=cross_entropy, bounds=model.bounds, **how)
 
 
-def _grid(found: Evaluation, attacks: tuple[str, ...] | list[str], epsilons: list[float]) -> Errors:
+def _grid(
+    found: Evaluation | RegressionEvaluation, attacks: tuple[str, ...] | list[str], epsilons: list[float]
+) -> Errors:
     return {name: {f"{epsilon:g}": found.error(name, epsilon) for epsilon in epsilons} for name in attacks}
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,10 +28,10 @@ from rhobust.costs import SquaredLinf
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import RunError
 from rhobust.evaluation.audit import Audit, audit
-from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, evaluate
+from rhobust.evaluation.evaluate import USUAL_ATTACKS, USUAL_EPSILONS, USUAL_RESTARTS, evaluate
 from rhobust.evaluation.evaluation import Evaluation
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.evaluation.shifts import ShiftEvaluation, evaluate_shifts
-from rhobust.losses import cross_entropy
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.load import TrainedModel, load
@@ -39,7 +39,7 @@ from rhobust.runs.run_data import run_data
 from rhobust.support.environment import environment
 from rhobust.support.files import write_json
 
-R = TypeVar("R", bound=Evaluation | ShiftEvaluation | Certification | Audit)
+R = TypeVar("R", bound=Evaluation | RegressionEvaluation | ShiftEvaluation | Certification | Audit)
 Done = Callable[[str], None]
 """Told what was finished, or what is under way."""
 
@@ -71,7 +71,8 @@ class Kind(Generic[R]):
     """A kind of measurement: what it is called, what it finds, what makes it, and the command that asks for it."""
 
     name: str
-    result: type[R]
+    result: type[R] | UnionType
+    """Its type; of several, the first whose fields a kept result has."""
     measure: Callable[..., Measurement[R]]
     """Takes a `TrainedRun`; the number of `samples` and `done`, as all kinds; and settings of its own."""
     command: str
@@ -104,7 +105,7 @@ def _decoded(kind: Any, value: Any) -> Any:
     """
     outer, inner = get_origin(kind), get_args(kind)
     if outer is UnionType:
-        return None if value is None else _decoded(inner[0], value)
+        return None if value is None else _decoded(_fitting(inner, value), value)
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = get_type_hints(kind)
         return kind(**{name: _decoded(types[name], value[name]) for name in types if name in value})
@@ -119,6 +120,16 @@ def _decoded(kind: Any, value: Any) -> Any:
     if (kind in (str, int) and type(value) is kind) or (outer is Literal and value in inner):
         return value
     raise TypeError(f"{value!r} is no {kind}")
+
+
+def _fitting(kinds: Sequence[Any], value: Any) -> Any:
+    """Of several dataclasses the first whose fields without a default the value has; else the first kind."""
+    for kind in kinds if isinstance(value, dict) else ():
+        if is_dataclass(kind):
+            needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+            if needed <= value.keys():
+                return kind
+    return kinds[0]
 
 
 @dataclass(frozen=True)
@@ -160,21 +171,24 @@ class TrainedRun:
 def measure_errors(
     trained: TrainedRun,
     *,
-    attacks: Sequence[str] = USUAL_ATTACKS,
+    attacks: Sequence[str] | None = None,
     epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
     samples: int | None = None,
-    restarts: int = 1,
+    restarts: int | None = None,
     seed: int = 0,
     keep: bool = False,
     done: Done | None = None,
-) -> Measurement[Evaluation]:
-    """Clean and attacked errors (`evaluate.evaluate`)."""
+) -> Measurement[Evaluation | RegressionEvaluation]:
+    """Clean and attacked errors, or residuals (`evaluate.evaluate`); by default the usual attacks of the task."""
+    task = trained.model.config.task
+    attacks = USUAL_ATTACKS[task] if attacks is None else attacks
+    restarts = USUAL_RESTARTS[task] if restarts is None else restarts
     asked = {"attacks": list(attacks), "epsilons": list(epsilons), "budgets": list(budgets)}
     found = evaluate(
         trained.model,
         trained.test(samples),
-        loss=cross_entropy,
+        loss=trained.model.config.make_loss(),
         bounds=trained.model.bounds,
         attacks=attacks,
         epsilons=epsilons,
@@ -182,6 +196,7 @@ def measure_errors(
         restarts=restarts,
         seed=seed,
         keep=keep,
+        task=task,
         done=done,
     )
     return trained.keep(EVALUATION, asked | {"restarts": restarts, "seed": seed}, found)
@@ -222,7 +237,7 @@ def measure_certificates(
     found = certify(
         trained.model,
         trained.test(samples),
-        loss=cross_entropy,
+        loss=trained.model.config.make_loss(),
         radii=radii,
         cost=trained.model.config.make_cost(),
         bounds=trained.model.bounds,
@@ -246,7 +261,7 @@ def measure_audit(
         trained.test(samples),
         epsilon=epsilon,
         norm=norm,
-        loss=cross_entropy,
+        loss=trained.model.config.make_loss(),
         bounds=trained.model.bounds,
         seed=seed,
         done=done,
@@ -258,7 +273,9 @@ def _digest(run: Run) -> str:
     return hashlib.sha256(run.model_path.read_bytes()).hexdigest()
 
 
-EVALUATION = Kind("evaluation", Evaluation, measure_errors, "evaluate")
+EVALUATION: Kind[Evaluation | RegressionEvaluation] = Kind(
+    "evaluation", Evaluation | RegressionEvaluation, measure_errors, "evaluate"
+)
 SHIFTS = Kind("shifts", ShiftEvaluation, measure_shifts, "evaluate")
 CERTIFICATES = Kind("certificates", Certification, measure_certificates, "certify")
 AUDIT = Kind("audit", Audit, measure_audit, "audit")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import DataError, RunError
 from rhobust.evaluation.evaluate import evaluate
-from rhobust.losses import cross_entropy
+from rhobust.objective import RobustObjective
 from rhobust.runs.build import build_engine
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
@@ -74,7 +74,7 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
     test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
     judged = None if config.federation is None else config.federation.evaluate_every
     every = Every(config.log_every, config.checkpoint_every, judged)
-    judge = _judge(objective.model, test, data.bounds) if every.judge else None
+    judge = _judge(objective, test, data.bounds) if every.judge else None
     train(engine, start=start, every=every, keeper=run, observer=observer, judge=judge)
     run.finish(
         {
@@ -104,14 +104,13 @@ def _restored(run: Run, engine: Engine, observer: Observer) -> int:
     return start
 
 
-def _judge(model: nn.Module, test: Samples, bounds: tuple[float, float]) -> Judge:
-    """Clean and attacked error of the model as it is when asked."""
+def _judge(objective: RobustObjective, test: Samples, bounds: tuple[float, float]) -> Judge:
+    """Clean and attacked error, or RMSE, of the model as it is when asked."""
     attacks, epsilon, most = _JUDGED
+    asked: dict[str, Any] = {"loss": objective.loss, "bounds": bounds, "attacks": attacks, "epsilons": [epsilon]}
 
     def judge() -> dict[str, float]:
-        found = evaluate(
-            model, test[:most], loss=cross_entropy, bounds=bounds, attacks=attacks, epsilons=[epsilon], checks=False
-        )
+        found = evaluate(objective.model, test[:most], **asked, restarts=1, checks=False)
         return {"clean": found.clean, **{name: found.error(name, epsilon) for name in attacks}}
 
     return judge

@@ -17,7 +17,7 @@ from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import FixedGamma, GammaRule
 from rhobust.inputs import Perturb
-from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.losses import PerSampleLoss, cross_entropy, is_regression
 from rhobust.method import find_method
 from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer, adam
@@ -200,7 +200,7 @@ def fit(
         observer.warned(remark)
     with seeded(seed, some.device):
         history = train(engine, observer=observer)
-    judged = whole if objective.classifies else None
+    judged = whole if objective.classifies or is_regression(loss) else None
     if judged is not None and (doubt := useless(objective, judged, batches.full or len(judged))):
         observer.warned(doubt)
     if doubt := unsettled([asdict(record) for record in history], schedule):

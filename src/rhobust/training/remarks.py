@@ -10,7 +10,9 @@ from torch import Tensor
 from rhobust.ascent.maximizer import Maximizer
 from rhobust.costs import Cost
 from rhobust.data.samples import Samples
+from rhobust.evaluation.regression import learned_nothing as nothing_predicted
 from rhobust.evaluation.trust import learned_nothing
+from rhobust.losses import is_regression
 from rhobust.objective import RobustObjective
 from rhobust.training.weight_average import reach
 
@@ -56,14 +58,16 @@ def average_looks_back_too_far(decay: float | None, steps: int | None) -> str | 
 
 
 def useless(objective: RobustObjective, samples: Samples, batch_size: int) -> str | None:
-    """The model that was trained has learned nothing: judged on samples whose labels are class numbers.
+    """The model that was trained has learned nothing: judged on samples whose labels are class numbers, or numbers.
 
     A model that cannot be judged, because it takes full batches only or the device has no room, is not.
     """
     moves = objective.maximizer.gradients or objective.noise
-    hidden = "The moves of its training may hide what tells the classes apart: lower epsilon, noise or the radius"
+    hidden = "The moves of its training may hide what tells samples apart: lower epsilon, noise or the radius"
     cause = hidden if moves else "Try another learning rate, or more epochs"
     with suppress(RuntimeError):
+        if is_regression(objective.loss):
+            return nothing_predicted(objective.model, objective.loss, samples, batch_size, cause)
         return learned_nothing(objective.model, samples, batch_size, cause)
     return None
 
