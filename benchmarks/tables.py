@@ -121,6 +121,8 @@ def table(results: dict[str, Any]) -> str:
     return f"{text}\n\n{shape}; ratio {ratio(results):.2f}, goal at most {settings['goal']:g}."
 
 
+TABLES = {"tables": table}
+
 if __name__ == "__main__":
     options = {"rows": (ROWS, "rows of the table"), "repeats": (REPEATS, "runs of each side")}
-    command(__doc__, RESULTS, measure, {"tables": table}, options=options)
+    command(__doc__, RESULTS, measure, TABLES, options=options)

@@ -187,9 +187,9 @@ def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
         ),
         (
             "federate",
-            "data data-dir target test drop fixed clip-to-training task loss train-samples model method radius workers partition "
-            "rounds batch-size participation local-steps aggregator weights byzantine byzantine-attack evaluate-every "
-            "learning-rate seed device",
+            "data data-dir target test drop fixed clip-to-training task loss train-samples model method radius workers "
+            "partition rounds batch-size participation local-steps aggregator weights byzantine byzantine-attack "
+            "evaluate-every learning-rate seed device",
             {"method": "drfl", "batch_size": "64"},
         ),
     ],
