@@ -243,7 +243,7 @@ def test_names_of_arrays_may_be_capital_and_labels_may_be_text(tmp_path: Path) -
     np.savez(tmp_path / "large.npz", X=x, Y=y, X_test=x[:3], Y_test=np.array(["owl", "dog", "cat"]))
     small, large = (load_data(str(tmp_path / f"{name}.npz")) for name in ("small", "large"))
     assert (small.train.digest(), small.test.digest()) == (large.train.digest(), large.test.digest())
-    assert (small.names, large.names, large.classes) == ((), ("cat", "dog", "owl"), 3)
+    assert (small.test.names, large.test.names, large.classes) == ((), ("cat", "dog", "owl"), 3)
 
 
 @pytest.mark.parametrize("y", [np.array([0.5, -2.0, 7.0]), np.array([[0.5], [-2], [7]]), np.array([3, -1, 900])])

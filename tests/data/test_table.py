@@ -15,6 +15,7 @@ import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+import rhobust
 from rhobust.data.catalog import load_data
 from rhobust.data.frame import Frame
 from rhobust.data.table import Table
@@ -292,7 +293,7 @@ def test_a_data_set_is_prepared_from_its_training_rows_alone(tmp_path: Path) -> 
     frame, path = people(), tmp_path / "people.csv"
     frame.to_csv(path, index=False)
     data = loaded(path)
-    assert (len(data.train), len(data.test), data.classes, data.names) == (160, 40, 2, ("high", "low"))
+    assert (len(data.train), len(data.test), data.classes, data.test.names) == (160, 40, 2, ("high", "low"))
     torch.testing.assert_close(data.train.x[:, 0].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.train.x[:, 0].std(correction=0), torch.tensor(1.0))
     low, high = data.bounds
@@ -319,7 +320,7 @@ def test_a_class_of_test_rows_alone_is_a_class(tmp_path: Path) -> None:
         f"{row},{'rare' if row == 7 else 'often' if row % 2 else 'seldom'},{int(row == 7)}\n" for row in range(40)
     )
     data = loaded(written(tmp_path, f"a,y,held\n{rows}"), target="y", test="held")
-    assert data.names == ("often", "rare", "seldom")
+    assert data.test.names == ("often", "rare", "seldom")
     assert data.test.y.tolist() == [1]
 
 
@@ -341,3 +342,14 @@ def test_bad_settings_of_a_table(tmp_path: Path, call: Callable[[Path], object],
     people().to_csv(path, index=False)
     with pytest.raises((ConfigError, DataError), match=re.escape(message)):
         call(path)
+
+
+def test_a_class_is_called_by_its_name_where_it_is_told(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = "".join(f"{row % 7},{'rain' if row % 4 else 'sun'}\n" for row in range(100))
+    data = loaded(written(tmp_path, f"a,weather\n{rows}"), target="weather")
+    model = torch.nn.Linear(1, 2)
+    torch.nn.init.constant_(model.bias, 0.0)
+    torch.nn.init.constant_(model.weight, 0.0)  # the answer is always class 0, rain
+    flags = rhobust.evaluate(model, data.test, attacks=["pgd"], epsilons=[0.1], checks=False).flags
+    assert "that of the constant answer rain: the model has learned nothing" in flags[0].message

@@ -56,7 +56,7 @@ class SampleBatches(Batches):
 
     def __init__(self, samples: Samples, batch_size: int, seed: int, device: torch.device) -> None:
         check_batch(samples.x, samples.y)  # once for all, not batch by batch
-        self.samples = Samples(samples.x.to(device), samples.y.to(device))
+        self.samples = samples.to(device)
         self.batch_size, self.seed = batch_size, seed
         self.full = min(batch_size, len(samples))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,7 +77,8 @@ def from_npz(path: Path, task: str = TASKS[0]) -> DataSet:
     classes, samples = 1 + max(int(arrays[name].max()) for name in labels), len(train) + len(test)
     if classes > samples:
         raise DataError(f"{path}: y holds the label {classes - 1} with {samples} samples in all; number classes from 0")
-    return DataSet(str(path), train, test, bounds, classes, names)
+    train, test = replace(train, names=names), replace(test, names=names)
+    return DataSet(str(path), train, test, bounds, classes)
 
 
 def _numbered(arrays: dict[str, NDArray[Any]], labels: Sequence[str]) -> tuple[str, ...]:

@@ -36,12 +36,22 @@ class Samples:
 
     x: Tensor  # (N, ...)
     y: Tensor  # (N,), or (N, k) for a regression of k numbers
+    names: tuple[str, ...] = ()
+    """What the classes are called, where they are not called by number."""
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, chosen: slice | Tensor) -> Samples:
-        return Samples(self.x[chosen], self.y[chosen])
+        return Samples(self.x[chosen], self.y[chosen], self.names)
+
+    def to(self, device: torch.device | str) -> Samples:
+        """The same on a device."""
+        return Samples(self.x.to(device), self.y.to(device), self.names)
+
+    def called(self, label: int) -> str:
+        """The name of a class."""
+        return self.names[label] if self.names else str(label)
 
     def digest(self) -> str:
         """What these samples are, in 32 letters: others, or in another order, have another."""
@@ -118,8 +128,6 @@ class DataSet:
     bounds: tuple[float, float]
     classes: int
     """How many there are; 0 for a regression."""
-    names: tuple[str, ...] = ()
-    """What the classes are called, where they are not called by number."""
     preprocessing: dict[str, Any] | None = None
     """How rows of a table become samples, as plain values (`Table.from_json`)."""
     remarks: tuple[str, ...] = ()

@@ -117,6 +117,13 @@ class Table:
         return self.target.names
 
     @property
+    def unit(self) -> str:
+        """The unit of y, as the end of a heading; nothing for classes."""
+        if isinstance(self.target, Classes):
+            return ""
+        return f"; y is '{self.target.name}' in standard deviations, {self.target.deviation:.5g} each"
+
+    @property
     def text(self) -> list[str]:
         """The columns to read as text, which a file of other rows may not show."""
         return [

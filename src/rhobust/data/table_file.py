@@ -40,7 +40,7 @@ def from_table(path: Path, settings: TableSettings, task: str, learned: Table | 
         test = Frame.read(Path(str(settings.test)), table.text)
     elif learned is None and isinstance(table.target, Classes):
         table = replace(table, target=Classes.learned(raw, target))  # of a rare class all rows may be test rows
-    learning, testing = (Samples(*table.encode(part, found.append)) for part in (train, test))
+    learning, testing = (Samples(*table.encode(part, found.append), table.classes) for part in (train, test))
     low, high = min(learning.x.min(), testing.x.min()), max(learning.x.max(), testing.x.max())
     return DataSet(
         str(path),
@@ -48,7 +48,6 @@ def from_table(path: Path, settings: TableSettings, task: str, learned: Table | 
         testing,
         (float(low), float(high)),
         len(table.classes),
-        names=table.classes,
         preprocessing=table.to_json(),
         remarks=(*table.remarks, *found),
     )

@@ -154,8 +154,7 @@ class TrainedRun:
 
     def test(self, samples: int | None) -> Samples:
         """The first `samples` test samples, on the device; all for None."""
-        part = self.data.test[slice(samples)]
-        return Samples(part.x.to(self.device), part.y.to(self.device))
+        return self.data.test[slice(samples)].to(self.device)
 
     def keep(self, kind: Kind[R], settings: dict[str, Any], result: R) -> Measurement[R]:
         """Write a measurement into the run directory; if that fails, it is not lost."""

@@ -71,7 +71,7 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
         observer.warned(remark)
     for remark in remarks(objective, data.train.x, engine.total, config.ema):
         observer.warned(remark)
-    test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
+    test = data.test.to(objective.gamma.device)
     judged = None if config.federation is None else config.federation.evaluate_every
     every = Every(config.log_every, config.checkpoint_every, judged)
     judge = _judge(objective, test, data.bounds) if every.judge else None
@@ -83,7 +83,7 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "shape": list(data.train.x.shape[1:]),
             "outputs": data.outputs,
             "bounds": data.bounds,
-            "names": data.names,
+            "names": data.test.names,
             "preprocessing": data.preprocessing,
         }
     )
