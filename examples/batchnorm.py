@@ -6,6 +6,7 @@ Prints the error on test images, clean and under FGSM at 0.2, for each way, and 
 """
 
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def errors(model: nn.Module, **how: object) -> tuple[float, float]:
+def errors(model: nn.Module, **how: Any) -> tuple[float, float]:
     """Train the model; its clean error, and that under attack."""
     data = digits()
     rhobust.fit(model, (data.train.x, data.train.y), bounds=data.bounds, epochs=EPOCHS, **how)
@@ -34,8 +35,8 @@ def errors(model: nn.Module, **how: object) -> tuple[float, float]:
 
 
 EPOCHS = 15
-ROBUST = {"method": "spgda", "radius": 1.5}
-WAYS = {
+ROBUST: dict[str, Any] = {"method": "spgda", "radius": 1.5}
+WAYS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "ERM": (network(), {"method": "erm"}),
     "ascent-eval": (network(), ROBUST),  # running statistics in the ascent, those of the batch in the weights' step
     "frozen": (network(), {**ROBUST, "batch_norm": "frozen"}),  # running statistics in both

@@ -45,11 +45,12 @@ def main(epochs: int = 15) -> None:
     test = digits().test
     own = {"data": "digits", "model": f"{__file__}:net", "model_args": {"width": 16}, "epochs": epochs, "device": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
-        for method in ({"method": "erm"}, {"method": "spgda", "radius": 2.0}):
-            run = train_run(Path(folder) / method["method"], Config.resolve(own, method))
+        robust: dict[str, dict[str, float]] = {"erm": {}, "spgda": {"radius": 2.0}}
+        for method, more in robust.items():
+            run = train_run(Path(folder) / method, Config.resolve(own, {"method": method, **more}))
             model = rhobust.load(run.path)  # imports this file again: its digest is that of the run
             found = rhobust.evaluate(model, (test.x, test.y), bounds=model.bounds, attacks=["pgd"], epsilons=[0.2])
-            print(f"{method['method']}: clean error {found.clean:.1%}, under attack {found.error('pgd', 0.2):.1%}")
+            print(f"{method}: clean error {found.clean:.1%}, under attack {found.error('pgd', 0.2):.1%}")
 
 
 if __name__ == "__main__":

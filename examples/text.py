@@ -1,4 +1,4 @@
-"""A text classifier: robust to moves of its word embeddings, trained and attacked.
+"""A text classifier, robust to moves of its word embeddings: trained, and attacked.
 
 Which part of scikit-learn does a sentence of its documentation come from?
 """
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import rhobust
 
-PARTS = (cluster, linear_model, metrics, preprocessing)
-LENGTH, WIDTH = 20, 16
+PARTS, LENGTH, WIDTH = (cluster, linear_model, metrics, preprocessing), 20, 16
+MOVES = rhobust.Perturb("embedding", mask="mask")  # the embeddings move; padding stays and costs nothing
 
 
 class Classifier(nn.Module):
@@ -21,8 +21,7 @@ class Classifier(nn.Module):
 
     def __init__(self, words: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, WIDTH, padding_idx=0)
-        self.out = nn.Linear(WIDTH, len(PARTS))
+        self.embedding, self.out = nn.Embedding(words, WIDTH, padding_idx=0), nn.Linear(WIDTH, len(PARTS))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Class scores, (B, classes)."""
@@ -31,42 +30,24 @@ class Classifier(nn.Module):
         return scores
 
 
-def sentences() -> tuple[Tensor, Tensor, int]:
-    """Token numbers with 0 behind the last, the classes, and the number of words."""
-    label_of: dict[tuple[str, ...], int] = {}
-    for label, part in enumerate(PARTS):
-        text = " ".join(inspect.getdoc(getattr(part, name)) or "" for name in part.__all__)
-        for sentence in re.split(r"\.\s|\n\n|>>>", text):
-            words = tuple(re.findall(r"[a-z]{3,}", sentence.lower())[:LENGTH])
-            if len(words) > 7:
-                label_of.setdefault(words, label)
-    found = list(label_of.items())
-    number = {word: 1 + i for i, word in enumerate(sorted({word for words, _ in found for word in words}))}
-    rows = [[number[word] for word in words] + [0] * (LENGTH - len(words)) for words, _ in found]
-    return torch.tensor(rows), torch.tensor([label for _, label in found]), len(number) + 1
-
-
-tokens, y, words = sentences()
-order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-train, test = order[:-300], order[-300:]
-
-
-def of(chosen: Tensor) -> dict[str, Tensor]:
-    """Some of the inputs."""
-    return {"tokens": tokens[chosen], "mask": tokens[chosen] != 0}
-
-
-moves = rhobust.Perturb("embedding", mask="mask")  # the embeddings move; padding stays and costs nothing
+label_of: dict[tuple[str, ...], int] = {}
+for label, part in enumerate(PARTS):
+    text = " ".join(inspect.getdoc(getattr(part, name)) or "" for name in part.__all__)
+    for sentence in re.split(r"\.\s|\n\n|>>>", text):
+        words = re.findall(r"[a-z]{3,}", sentence.lower())[:LENGTH]
+        if len(words) > 7:
+            label_of.setdefault(tuple(words), label)
+number = {word: 1 + i for i, word in enumerate(sorted({word for words in label_of for word in words}))}
+order = torch.randperm(len(label_of), generator=torch.Generator().manual_seed(0))
+tokens = torch.tensor([[number[word] for word in words] + [0] * (LENGTH - len(words)) for words in label_of])[order]
+y = torch.tensor(list(label_of.values()))[order]
+train, test = (
+    ({"tokens": tokens[part], "mask": tokens[part] != 0}, y[part]) for part in (slice(300, None), slice(300))
+)
 for method, radius in (("erm", None), ("spgda", 0.3)):
     torch.manual_seed(0)
-    model = Classifier(words)
+    model = Classifier(len(number) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    rhobust.fit(
-        model, (of(train), y[train]), method=method, radius=radius, epochs=12, perturb=moves, optimizer=optimizer
-    )
-    found = rhobust.evaluate(
-        model, (of(test), y[test]), perturb=moves, attacks=["cascade-l2"], epsilons=[0.0, 0.5, 1.0]
-    )
-    print(
-        method, *(f"error at epsilon {cell.epsilon:g}: {100 * cell.error:.1f} %" for cell in found.attacked), sep="; "
-    )
+    rhobust.fit(model, train, method=method, radius=radius, epochs=12, perturb=MOVES, optimizer=optimizer)
+    found = rhobust.evaluate(model, test, perturb=MOVES, attacks=["cascade-l2"], epsilons=[0.0, 0.5, 1.0])
+    print(method, found, sep="\n")

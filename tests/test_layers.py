@@ -17,7 +17,7 @@ LAYERS = (
     """
     [errors checks]
     support
-    [costs regularizers gamma_rules losses memory ascent inputs validator batch_norm checked_loss gamma_parameter
+    [costs box regularizers gamma_rules losses memory ascent inputs validator batch_norm checked_loss gamma_parameter
      own_loop surrogate objective optim method]
     models data attacks charts drift
     certificates

@@ -12,6 +12,7 @@ from rhobust.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rhobust import ascent, costs, data, errors, memory, models, regularizers
+    from rhobust.box import Box
     from rhobust.certificates.certify import certify
     from rhobust.evaluation.evaluate import evaluate
     from rhobust.gamma_rules import AdamGamma, FixedGamma, Multiplicative, ProjectedGradient
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
     from rhobust.runs.load import load
     from rhobust.surrogate import Surrogate
     from rhobust.training.fit import fit
+    from rhobust.training.observers import Observer
 
 __all__ = [
     "L1",
     "AdamGamma",
+    "Box",
     "FixedGamma",
     "Method",
     "Multiplicative",
+    "Observer",
     "Perturb",
     "ProjectedGradient",
     "ProximalOptimizer",
@@ -51,6 +55,7 @@ __all__ = [
 
 # Where a name is found when it is first used: `rhobust --help` needs no torch, and the mathematics nothing else.
 _HOMES = {
+    "box": ["Box"],
     "certificates.certify": ["certify"],
     "evaluation.evaluate": ["evaluate"],
     "gamma_rules": ["AdamGamma", "FixedGamma", "Multiplicative", "ProjectedGradient"],
@@ -62,6 +67,7 @@ _HOMES = {
     "runs.load": ["load"],
     "surrogate": ["Surrogate"],
     "training.fit": ["fit"],
+    "training.observers": ["Observer"],
 }
 
 

@@ -18,6 +18,7 @@ from rhobust.ascent.inner_problem import Accuracy, Maximum, Problem, project
 from rhobust.ascent.maximizer import Maximizer, maximize
 from rhobust.ascent.oracle import Oracle
 from rhobust.batch_norm import check_apart, check_batch_norm, check_way, frozen
+from rhobust.box import Bounds, Ends, limits
 from rhobust.checked_loss import CheckedLoss
 from rhobust.costs import Cost, SquaredL2
 from rhobust.errors import Refused
@@ -74,7 +75,7 @@ class RobustObjective(nn.Module):
         maximizer: Maximizer | None = None,
         gamma: float = 1.0,
         gamma_min: float = 1e-3,
-        bounds: tuple[float, float] | None = None,
+        bounds: Bounds = None,
         noise: float = 0.0,
         temper: float = 0.0,
         perturb: Perturb | str | int | None = None,
@@ -159,7 +160,7 @@ class RobustObjective(nn.Module):
     def _center(self, model: nn.Module, z: Tensor) -> Tensor:
         if not self.noise or not self.training:
             return z
-        return _smoothed(z, torch.rand_like(z), self.noise, self.bounds, mask_of(model))
+        return _smoothed(z, torch.rand_like(z), self.noise, *limits(self.bounds, z, mask_of(model), self.cost))
 
     def _solve(
         self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -213,7 +214,10 @@ class RobustObjective(nn.Module):
         def loss(zeta: Tensor) -> Tensor:
             return tempered(losses(model(zeta), y), temper)
 
-        return Problem(z.detach(), loss, self.gamma.detach(), self.cost, self.bounds, mask_of(model))  # Alg. 3, line 4
+        # Alg. 3, line 4
+        return Problem(
+            z.detach(), loss, self.gamma.detach(), self.cost, *limits(self.bounds, z, mask_of(model), self.cost)
+        )
 
     def _moved(
         self, model: nn.Module, z: Tensor, y: Tensor, start: Tensor | None, maximizer: Maximizer
@@ -223,7 +227,7 @@ class RobustObjective(nn.Module):
         if start is None:
             zeta, behind = maximizer.start(problem), 0
         else:
-            zeta, behind = _begun(problem.z, start, self.bounds, problem.mask), _BEHIND
+            zeta, behind = _begun(problem.z, start, problem.bounds, problem.mask), _BEHIND
         with probing(self.model) if maximizer.gradients else nullcontext():
             maximum = maximize(problem, maximizer, zeta, behind)
         return y, maximum, _transport(self.cost, problem.z, maximum.zeta)
@@ -273,14 +277,12 @@ class RobustObjective(nn.Module):
 
 
 @compilable
-def _smoothed(
-    z: Tensor, draws: Tensor, noise: float, bounds: tuple[float, float] | None, mask: Tensor | None
-) -> Tensor:
+def _smoothed(z: Tensor, draws: Tensor, noise: float, bounds: Ends | None, mask: Tensor | None) -> Tensor:
     return project(z, z + noise * (2 * draws - 1), bounds, mask)
 
 
 @compilable
-def _begun(center: Tensor, start: Tensor, bounds: tuple[float, float] | None, mask: Tensor | None) -> Tensor:
+def _begun(center: Tensor, start: Tensor, bounds: Ends | None, mask: Tensor | None) -> Tensor:
     return project(center, center + start, bounds, mask)
 
 

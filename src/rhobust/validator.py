@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rhobust.ascent.maximizer import Maximizer
+from rhobust.box import Bounds, Box, check_bounds, check_inside
 from rhobust.checks import is_number
 from rhobust.costs import Cost
 from rhobust.errors import DataError, Refused
@@ -22,7 +23,7 @@ def check_settings(
     maximizer: Maximizer,
     gamma: float,
     gamma_min: float,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds,
     noise: float,
     temper: float,
 ) -> None:
@@ -49,9 +50,7 @@ def check_settings(
         raise Refused(f"noise must be finite and >= 0, not {noise}: it is the half-width of what is added to a sample")
     if not 0 <= temper <= 1:
         raise Refused(f"temper must lie in [0, 1], not be {temper}: 0 is the loss itself, 1 the chance of an error")
-    pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(is_number, bounds))
-    if bounds is not None and not (pair and bounds[0] < bounds[1]):
-        raise Refused(f"bounds must be two numbers (lower, upper) with lower < upper, not {bounds}")
+    check_bounds(bounds)
     if math.isfinite(cost.kappa) and not maximizer.penalized:
         raise Refused(
             f"flipping a label costs kappa = {cost.kappa:g}, but {type(maximizer).__name__} does not price transport; "
@@ -61,7 +60,7 @@ def check_settings(
         raise Refused(problem)
 
 
-def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None) -> None:
+def check_batch(x: Tensor, y: Tensor, bounds: Bounds = None) -> None:
     """Refuse an empty batch, x and y of different length, inputs that are not real, not finite or out of bounds."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise DataError(f"x and y must be tensors, not {type(x).__name__} and {type(y).__name__}; use torch.as_tensor")
@@ -81,9 +80,14 @@ def check_batch(x: Tensor, y: Tensor, bounds: tuple[float, float] | None = None)
         if not (math.isfinite(low) and math.isfinite(high)):
             bad = (~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0].item()
             raise DataError(f"{name} holds NaN or infinite values (first in sample {bad}); clean the data")
+        if name == "y" or bounds is None:
+            continue
+        if isinstance(bounds, Box):
+            check_inside(x, bounds)
+            continue
         # The bounds as x's own precision has them: a float32 clamped to -0.1 lies below the double -0.1.
-        lower, upper = torch.tensor(bounds or (-math.inf, math.inf), dtype=values.dtype).tolist()
-        if name == "x" and not lower <= low <= high <= upper:
+        lower, upper = torch.tensor(bounds, dtype=values.dtype).tolist()
+        if not lower <= low <= high <= upper:
             raise DataError(
                 f"x runs from {low:g} to {high:g}, outside its bounds {bounds}; scale the data or widen the bounds"
             )

@@ -23,7 +23,7 @@ from rhobust.support.toml import parse_overrides
 from rhobust.training.eager import EagerEngine
 from rhobust.training.kernel_fusion import _FusedMaximizer
 from rhobust.training.loop import Every, train
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 
 DEPTHS = (1, 1, 1, 3)
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_other_words_are_refused(word: str) -> None:
 def test_fit_takes_them() -> None:
     assert find_method("spgda-margin").tuned(steps=list(DEPTHS)).maximizer == MarginAscent(steps=DEPTHS)
     trained = rhobust.fit(
-        nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS, observer=Observer()
+        nn.Linear(3, 2), (X.float(), Y), method="spgda", radius=0.1, epochs=8, steps=DEPTHS, observer=Silent()
     )
     assert [record.gradients for record in trained.history] == [1, 1, 1, 3, 1, 1, 1, 3]
 

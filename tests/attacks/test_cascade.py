@@ -13,6 +13,7 @@ import rhobust
 from rhobust.attacks.attack import ATTACKS, attack, errs, rivals_of
 from rhobust.attacks.cascade import CASCADES, STAGES, Cascade
 from rhobust.attacks.decaying_steps import DecayingSteps
+from rhobust.box import pair
 from rhobust.data import digits
 from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError
@@ -108,7 +109,8 @@ def test_points_lie_in_ball_and_box_and_stages_only_add(name: str) -> None:
         away = (zeta - test.x).flatten(1)
         size = away.abs().amax(1) if name == "cascade" else away.norm(dim=1)
         assert (size <= epsilon * (1 + 1e-5)).all()
-        assert ((zeta >= data.bounds[0]) & (zeta <= data.bounds[1])).all()
+        lower, upper = pair(data.bounds)
+        assert ((zeta >= lower) & (zeta <= upper)).all()
         assert float(errs(honest(), zeta, test.y).double().mean()) == cell.error
         assert list(cell.stages) == list(STAGES)
         assert list(cell.stages.values()) == sorted(cell.stages.values())

@@ -296,9 +296,11 @@ def test_a_data_set_is_prepared_from_its_training_rows_alone(tmp_path: Path) -> 
     assert (len(data.train), len(data.test), data.classes, data.test.names) == (160, 40, 2, ("high", "low"))
     torch.testing.assert_close(data.train.x[:, 0].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.train.x[:, 0].std(correction=0), torch.tensor(1.0))
-    low, high = data.bounds
-    assert low == min(data.train.x.min(), data.test.x.min())
-    assert high == max(data.train.x.max(), data.test.x.max())
+    every = torch.cat([data.train.x, data.test.x])
+    numbers = data.bounds.fixed.logical_not()
+    assert numbers.tolist() == [True, True, *[False] * 6]
+    assert torch.equal(data.bounds.lower[numbers], every.amin(0)[numbers])
+    assert torch.equal(data.bounds.upper[numbers], every.amax(0)[numbers])
     again = load_data(str(path), table=TableSettings(target="income"), learned=Table.from_json(data.preprocessing))
     assert again.test.digest() == data.test.digest()
 

@@ -16,7 +16,7 @@ from rhobust.deployment.kits import FederationError
 from rhobust.deployment.submission import Submission
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.record import RoundRecord
 
 
@@ -30,7 +30,7 @@ class Seen(Observer):
 
 def submission(path: Path, observer: Observer | None = None) -> Submission:
     kits: Any = SimpleNamespace(sites=["a", "b", "c"], path=path)
-    return Submission(kits, path, 30.0, observer or Observer())
+    return Submission(kits, path, 30.0, observer or Silent())
 
 
 def round_of(step: int, workers: int, **dropped: str) -> RoundRecord:

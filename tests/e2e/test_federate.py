@@ -21,7 +21,7 @@ from rhobust.losses import cross_entropy
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.start import train_run
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.record import Record
 
 FILES = ("model.safetensors", "metrics.jsonl", "config.toml")
@@ -188,7 +188,7 @@ class Stop(BaseException):
     """Nothing that anybody would catch."""
 
 
-class Breaks(Observer):
+class Breaks(Silent):
     """Stops everything after a round."""
 
     def __init__(self, after: int) -> None:

@@ -21,7 +21,7 @@ from rhobust.support.renamed import RENAMED
 from rhobust.support.setting import settings_of
 from rhobust.support.state_files import read_state
 from rhobust.training.fit import fit
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 from rhobust.training.record import Record
 
 SHARED = """\
@@ -98,7 +98,7 @@ class Stop(BaseException):
     """Ends a training at once, as a lost machine does."""
 
 
-class Breaks(Observer):
+class Breaks(Silent):
     """Stops everything after a step."""
 
     def stepped(self, record: Record) -> None:

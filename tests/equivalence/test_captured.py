@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rhobust
 from rhobust.ascent import Ball, ErrorAscent
 from rhobust.data.batches import Batch, Batches, SampleBatches
 from rhobust.data.samples import Samples
@@ -535,3 +536,36 @@ def test_captured_moves_of_an_embedding_are_eager(method: str) -> None:
     assert [record.rho_eff for record in replayed] == pytest.approx(
         [record.rho_eff for record in launched], rel=1e-3, abs=1e-6
     )
+
+
+def test_a_replayed_training_settles_where_it_is_looked_at_and_where_it_is_not() -> None:
+    """Evaluation mode and draws of an observer leave no trace, and an end is exact with records in bunches."""
+
+    class Looks(Heard):
+        def epoch_ended(self, number: int, model: nn.Module) -> None:
+            model.eval()
+            torch.rand(3, device="cuda")
+
+    class Ends(Heard):
+        def epoch_ended(self, number: int, model: nn.Module) -> bool:
+            return number == last
+
+    x = torch.rand(200, 1, 28, 28, generator=torch.Generator().manual_seed(0)).cuda()
+    y = (x[:, 0, 0, 0] > 0.5).long()
+    found = []
+    for observer in (Heard(), Looks()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2)).cuda()
+        fitted = rhobust.fit(
+            model, (x, y), method="spgda", radius=0.5, epochs="auto", optimizer=adam(model, 0.01), observer=observer
+        )
+        found.append((fitted.history, torch.cat([theta.detach().reshape(-1) for theta in model.parameters()])))
+        assert not [words for words in observer.said if "captured" in words or "limit" in words]
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    last = found[0][0][-1].epoch
+    assert 31 <= last < 5000
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2)).cuda()
+    how: dict[str, Any] = {"method": "spgda", "radius": 0.5, "epochs": 10_000, "optimizer": adam(model, 0.01)}
+    assert rhobust.fit(model, (x, y), observer=Ends(), **how).history == found[0][0]

@@ -18,7 +18,7 @@ from rhobust.errors import ConfigError, Refused
 from rhobust.losses import cross_entropy, tempered
 from rhobust.objective import RobustObjective
 from rhobust.runs.config import Config
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 from tests.federations import Setting
 from tests.problems import known
 
@@ -190,7 +190,7 @@ def test_fit_the_command_and_workers_have_it() -> None:
     found = []
     for temper in (0.0, 0.4):
         model = network().float()
-        rhobust.fit(model, (X.float(), Y), method="spgda", radius=0.1, epochs=3, temper=temper, observer=Observer())
+        rhobust.fit(model, (X.float(), Y), method="spgda", radius=0.1, epochs=3, temper=temper, observer=Silent())
         found.append(model.get_parameter("0.weight").detach())
     assert not torch.equal(*found)
     assert Config.resolve({"method": "spgda", "radius": 2.0, "temper": 0.4}).make_method().temper == 0.4

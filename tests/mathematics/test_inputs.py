@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from rhobust import Perturb, ProximalOptimizer, RobustObjective
 from rhobust.ascent import Ball, ErrorAscent, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.costs import SquaredL2, SquaredLinf
-from rhobust.errors import DataError, Refused
+from rhobust.errors import DataError, Refused, RhobustError
 from rhobust.inputs import bound, called, mask_of
 from rhobust.losses import cross_entropy
 
@@ -349,3 +350,54 @@ def test_one_dimension_of_a_mask_is_for_whole_samples() -> None:
     assert mask is not None
     assert mask.shape == (4, 5, 4)
     assert mask.flatten(1).all(1).tolist() == chosen.tolist()
+
+
+PARTS: list[Any] = [
+    torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
+    torch.zeros(4, 3, 2),
+    torch.zeros(4).long(),
+    torch.ones(4, 3).bool(),
+    torch.zeros(3, 3),
+    torch.zeros(0, 3),
+    torch.full((4, 3), torch.nan),
+    torch.tensor(1.0),
+    None,
+    "text",
+    [1.0, 2.0],
+    {"nested": torch.zeros(4, 3)},
+]
+NAMES: list[Any] = [None, "a", "b", "layer", "layer.0", "unused", 0, 1, -1, 7, "", True, 1.5, Perturb("a", mask="b")]
+MASKS: list[Any] = [None, "b", 1, "c", lambda x: x, lambda x: torch.ones(4).bool(), lambda x: torch.ones(4, 3) / 2]
+
+
+class Sums(nn.Module):
+    """Takes anything: the sum of the tensors that it is given, through a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unused = nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2)
+
+    def forward(self, a: Any, b: Any = None) -> Tensor:
+        scores: Tensor = self.layer(a.float().reshape(len(a), -1)[:, :3])
+        return scores if b is None else scores + b.float().reshape(len(b), -1).sum(1, keepdim=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_is_given_trains_or_is_refused_in_one_error(data: st.DataObject) -> None:
+    parts = data.draw(st.lists(st.sampled_from(range(len(PARTS))), max_size=3).map(lambda at: [PARTS[i] for i in at]))
+    form = data.draw(st.sampled_from(["tensor", "dict", "tuple", "list"]))
+    x: Any = dict(zip("abc", parts, strict=False)) if form == "dict" else list(parts)
+    x = tuple(x) if form == "tuple" else (parts or [None])[0] if form == "tensor" else x
+    what, mask = data.draw(st.sampled_from(NAMES)), data.draw(st.sampled_from(MASKS))
+    problem: Exception | None = None
+    try:
+        perturb = what if mask is None or what is None or isinstance(what, Perturb) else Perturb(what, mask=mask)
+        objective = RobustObjective(Sums(), cross_entropy, radius=0.1, maximizer=PenalizedAscent(), perturb=perturb)
+        assert objective(x, torch.zeros(4).long()).value.isfinite()
+    except Exception as caught:
+        problem = caught
+    if not isinstance(problem, RhobustError | None):  # the model's own word on what it is given
+        frames = traceback.extract_tb(problem.__traceback__)
+        assert any(frame.name == "forward" and frame.filename == __file__ for frame in frames), problem
+    assert problem is None or 10 < len(str(problem)) < 400

@@ -24,9 +24,9 @@ from rhobust.models.catalog import MODELS
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, ElasticNet
 from rhobust.runs.config import Config
-from rhobust.runs.defaults import PRECISIONS
 from rhobust.support.setting import settings_of
 from rhobust.support.toml import parse_overrides
+from rhobust.training.step import PRECISIONS
 
 MACHINE = {"device": "cpu", "threads": 1}
 EVERY: dict[str, Any] = {

@@ -41,7 +41,11 @@ Y = torch.arange(8) % 2
         ),
         ({"memori": 0.9}, ConfigError, r"unknown keyword 'memori' \(did you mean 'memory'\?\); known: .*, max_steps"),
         ({"radius": "2"}, Refused, "radius must be a number, not '2'"),
-        ({"epochs": 0}, ConfigError, "epochs must be a whole number, at least 1, not 0"),
+        (
+            {"epochs": 0},
+            ConfigError,
+            "epochs must be a whole number, at least 1, not 0; or .auto., until",
+        ),
         ({"epochs": 1.5}, ConfigError, "epochs must be a whole number, at least 1, not 1.5"),
         ({"batch_size": 1.5}, DataError, "batch_size must be a whole number, at least 1, not 1.5"),
         ({"regularizer": "l1:0.1"}, Refused, r"regularizer must be a Regularizer such as rhobust\.L1\(0\.1\), not 'l1"),

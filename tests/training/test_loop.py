@@ -6,6 +6,7 @@ import copy
 import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rhobust.training.engine import Engine, Warn
 from rhobust.training.loop import Every, train
 from rhobust.training.observers import Observer
 from rhobust.training.record import Record
+from rhobust.training.stopping_rule import StoppingRule
 
 OBJECTIVE = RobustObjective(nn.Linear(1, 1), lambda output, y: output[:, 0] - y, radius=0.5)
 WAYS = [(1, 0), (4, 0), (64, 0), (1, 1), (4, 2)]  # how many records are read at once, and how many are held back
@@ -262,7 +264,8 @@ def test_what_stops_another_process_stops_this_one(window: int, lag: int) -> Non
     with pytest.raises(KeyboardInterrupt):
         train(engine, every=Every(checkpoint=1000), keeper=kept)
     assert list(kept.states) == [13]
-    assert engine.asked == 13  # once a step: a process that asks more often than the others waits for them for ever
+    # Once a step, and where the one epoch ended: a process that asks more often than the others waits for ever.
+    assert engine.asked == 13 + 1
     assert resumed(kept, 13).records == whole().records
 
 
@@ -274,6 +277,97 @@ def test_errors_are_on_the_record_of_the_step_they_were_measured_after(window: i
     judged = {record.step: record.errors["clean"] for record in kept.records if record.errors}
     assert list(judged) == [5, 11, 17, 23, 29, 35, 39]  # after every six, and at the end
     assert judged == {step: kept.records[step].loss for step in judged}
+
+
+class Settling(Toy):
+    """A value that falls to a noisy floor, for a rule that ends the training there."""
+
+    def _record(self, epoch: int) -> Record:
+        value = math.exp(-epoch / 5) + 2e-3 * (self.number % 97) / 97
+        return replace(super()._record(epoch), value=value)
+
+
+@pytest.mark.parametrize("log", [1, 7])
+@pytest.mark.parametrize("checkpoint", [None, 7, 10])
+@pytest.mark.parametrize(("window", "lag"), WAYS)
+def test_a_training_that_settles_ends_at_the_same_step_from_any_checkpoint(
+    window: int, lag: int, checkpoint: int | None, log: int
+) -> None:
+    lengths = (10,) * 400
+
+    def trained(engine: Toy, step: int, rule: StoppingRule) -> dict[int, dict[str, Any]]:
+        kept = States()
+        train(engine, start=step, every=Every(log, checkpoint), keeper=kept, stop=rule)
+        assert engine.settled
+        assert engine.taken == last
+        return kept.states
+
+    class States(Kept):
+        def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+            self.states[step] = copy.deepcopy(state)
+
+    one_by_one = Settling(lengths=lengths)
+    train(one_by_one, stop=StoppingRule())
+    last = one_by_one.taken
+    assert 32 * 10 < last < 4000  # there was a choice
+    assert last % 10 == 0
+    states = trained(Settling(window, lag, lengths), 0, StoppingRule())
+    for step in {*[*states][::9], max(states)}:
+        engine, rule = Settling(1, 0, lengths), StoppingRule()
+        engine.load_state_dict(states[step])
+        rule.load_state_dict(states[step]["stop"])
+        trained(engine, step, rule)
+
+
+def test_the_limit_is_told_where_nothing_ended_the_training_before() -> None:
+    class Ends(Heard):
+        said: list[str] = []  # noqa: RUF012
+
+        def __init__(self, number: int | None) -> None:
+            super().__init__()
+            self.number, self.said = number, []
+
+        def warned(self, message: str) -> None:
+            self.said.append(message)
+
+        def epoch_ended(self, number: int, model: nn.Module) -> bool:
+            return number == self.number
+
+    for number, said in ((None, 1), (2, 0)):
+        ends = Ends(number)
+        train(Toy(), observer=ends, stop=StoppingRule())
+        assert ends.total is None
+        assert len(ends.said) == said
+    assert len(ends.records) == 30
+
+
+@pytest.mark.parametrize(("window", "lag"), WAYS)
+def test_an_observer_is_asked_when_it_has_seen_every_step_of_the_epoch(window: int, lag: int) -> None:
+    class Counts(Heard):
+        def epoch_ended(self, number: int, model: nn.Module) -> bool:
+            assert len(self.records) == 10 * (number + 1)
+            assert model is OBJECTIVE.model
+            return number == 2
+
+    engine, kept = Toy(window, lag), Kept()
+    train(engine, keeper=kept, observer=Counts())
+    assert engine.taken == 30
+    assert engine.settled
+    assert list(kept.states) == [10, 20, 30]
+
+
+def test_what_ends_the_training_of_one_process_ends_all() -> None:
+    class Told(Toy):
+        def anywhere(self, flag: bool) -> bool:
+            if not self.taken % 10:
+                flags.append(flag)
+            return self.taken == 30 and len(flags) == 6  # where the third epoch ended, the other one's observer said so
+
+    flags: list[bool] = []
+    engine = Told()
+    train(engine)
+    assert engine.taken == 30
+    assert flags == [False] * 6  # after the last step of each epoch, and where it ended
 
 
 def test_errors_are_measured_only_where_both_a_judge_and_an_interval_are_given() -> None:

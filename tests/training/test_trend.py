@@ -38,9 +38,26 @@ def test_noise_alone_seldom_looks_like_a_fall() -> None:
 
 def test_a_fall_too_small_to_matter_is_none() -> None:
     assert not trend([2.3, *(0.01 - 1e-4 * i for i in range(39))]).falls  # ten times its noise, and .05 % of the way
-    assert Trend(fall=1.0, noise=0.4, whole=10.0).falls
-    assert not Trend(fall=1.0, noise=0.6, whole=10.0).falls
-    assert not Trend(fall=-1.0, noise=0.1, whole=10.0).falls
+    assert Trend(fall=1.0, noise=0.4, deviation=1.0, whole=10.0).falls
+    assert not Trend(fall=1.0, noise=0.6, deviation=1.0, whole=10.0).falls
+    assert not Trend(fall=-1.0, noise=0.1, deviation=1.0, whole=10.0).falls
+
+
+def test_a_curve_is_flat_where_noise_hides_no_fall_that_matters() -> None:
+    assert Trend(fall=0.02, noise=0.015, deviation=0.0, whole=10.0).flat  # .02 + 2 * .015 is half a percent of 10
+    assert not Trend(fall=0.021, noise=0.015, deviation=0.0, whole=10.0).flat
+    assert Trend(fall=0.4, noise=0.3, deviation=1.0, whole=10.0).flat  # .4 + 2 * .3 is a single deviation
+    assert not Trend(fall=0.41, noise=0.3, deviation=1.0, whole=10.0).flat
+    assert not Trend(fall=0.4, noise=0.1, deviation=1.0, whole=10.0).flat  # it falls: four standard errors, 4 %
+    assert Trend(fall=-5.0, noise=0.5, deviation=1.0, whole=10.0).flat
+    assert not Trend(fall=-5.0, noise=0.51, deviation=1.0, whole=10.0).flat  # a rise outweighs no noise
+
+
+def test_what_cannot_be_shown_to_fall_is_not_yet_flat() -> None:
+    """Four points on a slow fall: noise hides it, and hides as well that it goes on."""
+    few = trend([10.0 - 0.2 * i + 0.5 * shift for i, shift in enumerate(noise(12))])
+    assert not few.falls
+    assert not few.flat
 
 
 def test_epochs_are_averaged_and_few_epochs_are_cut_into_blocks() -> None:

@@ -19,7 +19,7 @@ from rhobust.runs.config import Config
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.eager import EagerEngine
 from rhobust.training.loop import train
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.record import Record
 from rhobust.training.weight_average import WeightAverage
 
@@ -114,7 +114,7 @@ def test_fit_hands_the_average_back() -> None:
     for decay in (None, 0.9):
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-        rhobust.fit(model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, ema=decay, observer=Observer())
+        rhobust.fit(model, (DATA.x, DATA.y), method="erm", epochs=5, batch_size=16, ema=decay, observer=Silent())
         models.append(model.weight.detach())
     assert not torch.equal(*models)
     torch.testing.assert_close(*models, atol=0.05, rtol=0)  # near: the same path, smoothed

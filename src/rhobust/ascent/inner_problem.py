@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rhobust.box import Ends
 from rhobust.costs import Cost
 from rhobust.errors import Unmovable
 
@@ -35,7 +36,7 @@ class Problem:
     loss: Callable[[Tensor], Tensor]  # zeta -> (B,)
     gamma: Tensor  # ()
     cost: Cost
-    bounds: tuple[float, float] | None = None
+    bounds: Ends | None = None
     mask: Tensor | None = None  # (B, ...) bool: which positions may move; None: all
 
     def at(self, zeta: Tensor) -> Point:
@@ -68,7 +69,7 @@ class Problem:
         return point.slope - self.gamma * self.cost.gradient(point.zeta - self.z)
 
 
-def project(z: Tensor, zeta: Tensor, bounds: tuple[float, float] | None, mask: Tensor | None) -> Tensor:
+def project(z: Tensor, zeta: Tensor, bounds: Ends | None, mask: Tensor | None) -> Tensor:
     """zeta in the box, where there is one, and at z where the mask, if there is one, lets nothing move."""
     boxed = zeta if bounds is None else zeta.clamp(*bounds)
     return boxed if mask is None else boxed.where(mask, z)

@@ -30,6 +30,7 @@ from rhobust.attacks.auto_pgd import AutoPGD
 from rhobust.attacks.climb import climb, mistaken
 from rhobust.attacks.decaying_steps import DecayingSteps
 from rhobust.attacks.square import random_squares
+from rhobust.box import Bounds, limits
 from rhobust.costs import per_sample, rows
 from rhobust.errors import ConfigError, unknown
 from rhobust.inputs import Inputs, Perturb, bound, mask_of, part_of
@@ -141,7 +142,7 @@ def attack(
     way: Attack,
     *,
     loss: PerSampleLoss,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     restarts: int = 1,
     perturb: Perturb | str | int | None = None,
 ) -> Attacked:
@@ -181,9 +182,7 @@ def attack(
     return Attacked(zeta, fooled, discarded)
 
 
-def check_attackable(
-    model: nn.Module, x: Tensor, y: Tensor, loss: PerSampleLoss, bounds: tuple[float, float] | None
-) -> None:
+def check_attackable(model: nn.Module, x: Tensor, y: Tensor, loss: PerSampleLoss, bounds: Bounds) -> None:
     """Refuse what cannot be attacked, before any work."""
     RobustObjective(model, loss, radius=0.0, maximizer=Identity(), bounds=bounds).maximum(x, y)
 
@@ -204,7 +203,7 @@ def _climbed(
     way: Attack,
     loss: PerSampleLoss,
     target: Tensor | None,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds,
 ) -> Tensor:
     """The steps of the ball up what the attack goes up."""
 
@@ -216,14 +215,14 @@ def _climbed(
     return climb(model, x, y, way.ball, height, bounds).zeta
 
 
-def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: tuple[float, float] | None) -> Tensor:
+def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: Bounds) -> Tensor:
     """Random squares; the margin is all that is asked of the model."""
 
     def harm(zeta: Tensor, chosen: Tensor) -> Tensor:
         with torch.no_grad():
             return margin(part_of(model, chosen)(zeta), y[chosen])
 
-    return random_squares(harm, x, way.ball.epsilon, way.queries, bounds, mask_of(model))
+    return random_squares(harm, x, way.ball.epsilon, way.queries, *limits(bounds, x, mask_of(model)))
 
 
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -233,7 +232,7 @@ def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def verified(
-    x: Tensor, zeta: Tensor, ball: Ball | None, bounds: tuple[float, float] | None, mask: Tensor | None = None
+    x: Tensor, zeta: Tensor, ball: Ball | None, bounds: Bounds, mask: Tensor | None = None
 ) -> tuple[Tensor, int]:
     """Results outside ball (where there is one) or box put back to x, and their number; so are those that moved where
     the mask, if there is one, lets nothing move."""
@@ -244,8 +243,9 @@ def verified(
         # What rounds is of the size of x and of the move.
         reach = ball.epsilon + _SLACK_ULPS * torch.finfo(x.dtype).eps * (1 + ball.epsilon + rows(x).abs().amax(1))
         inside &= size <= reach
-    if bounds is not None:
-        inside &= ((rows(zeta) >= bounds[0]) & (rows(zeta) <= bounds[1])).all(1)
-    if mask is not None:
-        inside &= rows((zeta == x) | mask).all(1)
+    ends, moves = limits(bounds, x, mask)
+    if ends is not None:
+        inside &= rows((zeta >= ends[0]) & (zeta <= ends[1])).all(1)
+    if moves is not None:
+        inside &= rows((zeta == x) | moves).all(1)
     return torch.where(per_sample(inside, x), zeta, x), int((~inside).sum())

@@ -27,6 +27,7 @@ from rhobust.ascent.steps import Ball
 from rhobust.attacks.attack import check_attackable, errs, rivals_of, verified
 from rhobust.attacks.climb import Climbed, climb, mistaken
 from rhobust.attacks.decaying_steps import DecayingSteps
+from rhobust.box import Bounds, limits
 from rhobust.costs import SquaredL2, per_sample
 from rhobust.inputs import mask_of, part_of, underlying
 from rhobust.losses import cross_entropy, margin, targeted_margin
@@ -72,7 +73,7 @@ class Cascade:
         epsilons: Sequence[float],
         norm: float = math.inf,
         *,
-        bounds: tuple[float, float] | None = None,
+        bounds: Bounds = None,
         restarts: int = 1,
         batch_size: int = 256,
         told: Callable[[str], None] | None = None,
@@ -166,8 +167,8 @@ class Cascade:
 
         def ascents(part: slice) -> list[Climbed]:
             model, x, y = self._some(chosen[part])
-            mask = mask_of(model)
-            problem = Problem(x, lambda zeta: zeta, torch.zeros((), device=x.device), SquaredL2(), self.bounds, mask)
+            ends, mask = limits(self.bounds, x, mask_of(model))
+            problem = Problem(x, lambda zeta: zeta, torch.zeros((), device=x.device), SquaredL2(), ends, mask)
             with torch.enable_grad():
                 start = ball.start(problem).requires_grad_(True)
                 output = model(start)

@@ -14,6 +14,7 @@ from rhobust.ascent.inner_problem import Problem
 from rhobust.ascent.maximizer import Step
 from rhobust.ascent.steps import Ball
 from rhobust.attacks.decaying_steps import BestStep
+from rhobust.box import Bounds, limits
 from rhobust.costs import SquaredL2, per_sample
 from rhobust.inputs import mask_of, part_of
 from rhobust.validator import check_countable
@@ -37,7 +38,7 @@ def climb(
     y: Tensor,
     ball: Ball,
     height: Height,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     start: Tensor | None = None,
 ) -> Climbed:
     """The steps of the ball from `start`, by default the ball's own, up a height; a sample stays where the model errs.
@@ -55,7 +56,9 @@ def climb(
         return height(output, left)
 
     def problem() -> Problem:
-        return Problem(x[left], judged, torch.zeros((), device=x.device), SquaredL2(), bounds, mask_of(theirs))
+        return Problem(
+            x[left], judged, torch.zeros((), device=x.device), SquaredL2(), *limits(bounds, x[left], mask_of(theirs))
+        )
 
     zeta = (ball.start(problem()) if start is None else start).clone()
     erred, best = torch.zeros(len(x), dtype=torch.bool, device=x.device), x.new_full((len(x),), -math.inf)

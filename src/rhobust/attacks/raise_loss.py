@@ -13,6 +13,7 @@ from rhobust.ascent.maximizer import Step
 from rhobust.ascent.steps import Ball, Identity
 from rhobust.attacks.attack import ATTACKS, Attack, verified
 from rhobust.attacks.cascade import CASCADES
+from rhobust.box import Bounds
 from rhobust.costs import per_sample
 from rhobust.errors import ConfigError, unknown
 from rhobust.losses import PerSampleLoss
@@ -61,7 +62,7 @@ def raise_loss(
     way: Attack,
     *,
     loss: PerSampleLoss,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     restarts: int = 1,
 ) -> Raised:
     """The largest loss of each sample that `restarts` runs of an attack have seen; x itself counts.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rhobust.ascent.inner_problem import project
+from rhobust.box import Ends
 from rhobust.costs import per_sample
 
 # The share of an image that one square covers, halved whenever this part of the queries is spent: coarse, then fine.
@@ -21,7 +22,7 @@ def random_squares(
     x: Tensor,
     epsilon: float,
     queries: int,
-    bounds: tuple[float, float] | None = None,
+    bounds: Ends | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """zeta with ||zeta - x||_inf <= epsilon that does the most harm found in so many queries of each sample.

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import project
 from rhobust.ascent.multistart import AscentSup
 from rhobust.ascent.steps import Identity
 from rhobust.attacks.attack import errs, verified
+from rhobust.box import Bounds, limits
 from rhobust.checks import check_count, check_size
 from rhobust.costs import SquaredL2
 from rhobust.errors import Refused
@@ -41,7 +43,7 @@ def wasserstein(
     loss: PerSampleLoss,
     gamma: float | None = None,
     budget: float | None = None,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     max_steps: int = 20,
     batch_size: int = 1024,
 ) -> Transported:
@@ -96,7 +98,7 @@ def _spend(
     at: Callable[[float], Tensor],
     spent: Callable[[Tensor], float],
     harm: Callable[[Tensor], float],
-    bounds: tuple[float, float] | None,
+    bounds: Bounds,
 ) -> tuple[Tensor, float]:
     """Bisection on log gamma between prices that overspend and prices that do not (E c falls as gamma grows).
 
@@ -119,7 +121,7 @@ def _spend(
         if spent(zeta) <= budget:
             return zeta
         shorter = x + math.sqrt(budget / spent(zeta)) * (zeta - x)
-        return shorter if bounds is None else shorter.clamp(*bounds)  # the sum may round to just outside
+        return project(x, shorter, *limits(bounds, x))  # the sum may round to just outside
 
     cheap, dear = within(cheap), within(dear)
     return (cheap, low) if harm(cheap) >= harm(dear) else (dear, high)

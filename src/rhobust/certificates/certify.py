@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rhobust.ascent.multistart import AscentSup
 from rhobust.ascent.steps import Identity
+from rhobust.box import Bounds, Box, ends_of
 from rhobust.certificates.certificate import Certification
 from rhobust.certificates.dual import Dual, Part
 from rhobust.certificates.exact import LinearSup, curvature_bound, doubt, linear_sup
@@ -35,7 +36,7 @@ def certify(
     loss: PerSampleLoss = cross_entropy,
     radii: Sequence[float],
     cost: Cost | None = None,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     curvature: float | None = None,
     accuracy: float | None = None,
     max_steps: int | None = None,
@@ -91,14 +92,15 @@ def certify(
         objective.maximum(part.x, part.y)  # refuses what breaks the theory, before any work
         parts.append(Part(of_part, objective.problem(part.x, part.y), part.y))
     doubted = doubt(model, loss, samples.x.device)
-    exact, ascent = _sups(model, loss, samples, cost, curvature, max_steps, accuracy, trusted=doubted is None)
+    boxed, fixed = ends_of(bounds, samples.x) is not None, bounds.fixed if isinstance(bounds, Box) else None
+    exact, ascent = _sups(model, loss, samples, cost, curvature, max_steps, accuracy, fixed, trusted=doubted is None)
     positive = sorted({float(radius) for radius in radii if radius > 0})
     with probing(model):
         dual: Dual | None = None
         if exact:
             anywhere = [replace(part, problem=replace(part.problem, bounds=None)) for part in parts]
             dual = Dual(anywhere, exact, accuracy or exact.accuracy)
-        if dual is None or bounds is not None:
+        if dual is None or boxed:
             classifies = objective.classifies
 
             def starting(part: Part) -> StartingPoints:
@@ -120,13 +122,16 @@ def _sups(
     curvature: float | None,
     max_steps: int | None,
     accuracy: float | None,
+    fixed: Tensor | None,
     trusted: bool,
 ) -> tuple[LinearSup | None, AscentSup]:
     """The exact sup without a box, if there is one, and the other: of what is `trusted` to be what its class says."""
     plain = trusted and (samples.y.ndim == 1 or is_regression(loss))
-    known = curvature_bound(model, loss) if curvature is None and plain else curvature
+    known = curvature
+    if curvature is None and plain and (in_l2 := curvature_bound(model, loss)) is not None:
+        known = in_l2 * cost.largest_l2
     ascent = AscentSup(known if trusted and cost.strong_convexity > 0 else None, cost, max_steps, accuracy)
-    return linear_sup(model, loss, cost) if plain else None, ascent
+    return linear_sup(model, loss, cost, fixed) if plain else None, ascent
 
 
 def _check_request(radii: Sequence[float], cost: Cost, curvature: float | None) -> None:

@@ -103,14 +103,20 @@ class LinearSup:
     offset: Tensor  # ()
     profile: Profile
     cost: Cost
+    fixed: Tensor | None = None  # which features stay, in the shape of a sample
 
     accuracy = 1e-9
     searches = 100
 
     @property
+    def pull(self) -> Tensor:
+        """w where features may move, else 0, (1, features)."""
+        return self.weight if self.fixed is None else self.weight * ~self.fixed.reshape(1, -1).cpu()
+
+    @property
     def floor(self) -> float:
         """Where gamma begins: the sup is infinite below."""
-        return self.profile.floor(float(self.cost.dual_norm(self.weight)))
+        return self.profile.floor(float(self.cost.dual_norm(self.pull)))
 
     proof = floor
     """Where proofs begin: everywhere."""
@@ -121,7 +127,7 @@ class LinearSup:
         return isinstance(self.profile, Squared)
 
     def solve(self, problem: Problem, y: Tensor, starts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        rate = self.cost.dual_norm(self.weight)  # s, (1,)
+        rate = self.cost.dual_norm(self.pull)  # s, (1,)
         lengths, upper = self.profile.best(self._score(problem), _numbers(y), rate, problem.gamma.cpu().double())
         return self._moved(problem, lengths), upper
 
@@ -137,7 +143,7 @@ class LinearSup:
         return score  # (B,)
 
     def _moved(self, problem: Problem, lengths: Tensor) -> Tensor:
-        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.weight)
+        zeta = rows(problem.z).cpu().double() + lengths[:, None] * self.cost.direction(self.pull)
         return zeta.reshape(problem.z.shape).to(problem.z)
 
 
@@ -146,7 +152,7 @@ def _numbers(y: Tensor) -> Tensor:
     return y.cpu().double().reshape(-1)
 
 
-def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup | None:
+def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost, fixed: Tensor | None = None) -> LinearSup | None:
     """The exact sup, where the model is linear and its loss sees one direction only; else None."""
     linear = _linear_layer(model)
     if linear is None:
@@ -158,7 +164,7 @@ def linear_sup(model: nn.Module, loss: PerSampleLoss, cost: Cost) -> LinearSup |
         return None
     if len(weight) == 2:
         weight, offset = weight[1:] - weight[:1], offset[1:] - offset[:1]
-    return LinearSup(weight, offset[0], profile, cost)
+    return LinearSup(weight, offset[0], profile, cost, fixed)
 
 
 def _linear_layer(model: nn.Module) -> nn.Linear | None:

@@ -96,7 +96,7 @@ class StartingPoints:
         """The corner of the box in this direction; without a box, beyond the last length."""
         if self.problem.bounds is None:
             return self._moved(direction, 2 * (border + self.lengths[-1]))
-        lower, upper = (torch.full_like(at, bound) for bound in self.problem.bounds)
+        lower, upper = (torch.as_tensor(end).to(at).expand_as(at) for end in self.problem.bounds)
         return torch.where(direction > 0, upper, torch.where(direction < 0, lower, at))
 
     def _height(self, zeta: Tensor, route: Route) -> Tensor:

@@ -16,7 +16,7 @@ from rhobust.federation.settings import Federation
 from rhobust.method import methods
 from rhobust.runs.config import Config
 from rhobust.support.renamed import RENAMED
-from rhobust.support.setting import settings_of
+from rhobust.support.setting import CountOrAuto, settings_of
 from rhobust.support.toml import typed
 
 _KNOWN = {**settings_of(Config), **settings_of(Federation), **settings_of(TableSettings)}
@@ -85,7 +85,7 @@ def _option(key: str, usual: Mapping[str, Any]) -> inspect.Parameter:
     default = typed(usual[key]) if key in usual else known.default
     about = f"{known.help} Default: {default}." if default else known.help
     option = typer.Option(help=about, hidden=key in RENAMED)
-    kind = str if known.kind is list else known.kind  # with commas
+    kind = str if known.kind in (list, CountOrAuto) else known.kind  # which `Config.resolve` reads
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

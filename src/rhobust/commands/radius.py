@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from rhobust.box import Bounds, Box
 from rhobust.commands.output import Quiet, check_output, check_seed
 from rhobust.data.catalog import DATA, data_problem, load_data
 from rhobust.data.npz import unlabeled
@@ -171,8 +172,13 @@ def _show_covering(found: Covering, settings: dict[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     table.add_column("rho", justify="right")
-    low, high = settings["bounds"]
     table.add_row("anywhere", f"{found.free:.4g}")
-    table.add_row(f"within [{low:g}, {high:g}]", f"{found.boxed:.4g}")
+    table.add_row(f"within {_described(settings['bounds'])}", f"{found.boxed:.4g}")
     show(table)
     say(OUT, "a ball bounds every sample, rho only their average: such a rho allows far more than the ball")
+
+
+def _described(bounds: Bounds) -> str:
+    if bounds is None or isinstance(bounds, Box):
+        return "the bounds of each feature"
+    return f"[{bounds[0]:g}, {bounds[1]:g}]"

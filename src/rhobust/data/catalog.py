@@ -90,7 +90,7 @@ def load_data(
     """
     if problem := data_problem(name, task):
         raise ConfigError([problem])
-    if problems := [*table_problems(name, table, here=True)]:
+    if problems := [*table_problems(name, table)]:
         raise ConfigError(problems)
     where = directory or os.environ.get("RHOBUST_DATA")
     if name in DATA:

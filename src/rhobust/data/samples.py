@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rhobust.box import Box
 from rhobust.data.arrays import features_of
 from rhobust.errors import DataError
 from rhobust.inputs import Inputs, Perturb, as_inputs, bound
@@ -125,7 +126,7 @@ class DataSet:
     name: str
     train: Samples
     test: Samples
-    bounds: tuple[float, float]
+    bounds: tuple[float, float] | Box
     classes: int
     """How many there are; 0 for a regression."""
     preprocessing: dict[str, Any] | None = None

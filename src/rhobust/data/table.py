@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rhobust.box import Box
 from rhobust.data.columns import CategoryColumn, Classes, NumberColumn, Quantity
 from rhobust.data.frame import Frame, Numbers, Unusable, Words, listed
 from rhobust.data.predictions import outputs_of, predictions
@@ -153,6 +154,13 @@ class Table:
         ]
         lower, upper = torch.from_numpy(np.concatenate(ends, axis=1).astype(np.float32))
         return lower, upper
+
+    def box(self, *inputs: Tensor) -> Box:
+        """Where rows may be: text and fixed columns stay, numbers keep to the range of the training, or of these rows."""
+        lower, upper = self.range
+        for x in inputs:
+            lower, upper = torch.minimum(lower, x.amin(0)), torch.maximum(upper, x.amax(0))
+        return Box(lower, upper, self.held)
 
     def inputs(self, frame: object, warn: Warn = _warned) -> Tensor:
         """Rows as features, (N, width). Columns are found by name; others are ignored."""

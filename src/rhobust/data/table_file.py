@@ -41,12 +41,11 @@ def from_table(path: Path, settings: TableSettings, task: str, learned: Table | 
     elif learned is None and isinstance(table.target, Classes):
         table = replace(table, target=Classes.learned(raw, target))  # of a rare class all rows may be test rows
     learning, testing = (Samples(*table.encode(part, found.append), table.classes) for part in (train, test))
-    low, high = min(learning.x.min(), testing.x.min()), max(learning.x.max(), testing.x.max())
     return DataSet(
         str(path),
         learning,
         testing,
-        (float(low), float(high)),
+        table.box(learning.x, testing.x),
         len(table.classes),
         preprocessing=table.to_json(),
         remarks=(*table.remarks, *found),

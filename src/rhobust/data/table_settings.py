@@ -42,8 +42,8 @@ def is_table(data: str) -> bool:
     return Path(data).suffix in SUFFIXES
 
 
-def table_problems(data: str, settings: TableSettings | None, here: bool) -> Iterator[str]:
-    """What is wrong with the settings of a table for these data; `here`: the files must be there."""
+def table_problems(data: str, settings: TableSettings | None) -> Iterator[str]:
+    """What is wrong with the settings of a table for these data, or not there."""
     if not is_table(data):
         if settings is not None:
             yield (
@@ -55,7 +55,6 @@ def table_problems(data: str, settings: TableSettings | None, here: bool) -> Ite
         yield f"data '{data}' is a table: say which column to predict, target=COLUMN (--target COLUMN)"
     if settings is not None:
         yield from settings.problems()
-        if here and settings.test_file is not None and not settings.test_file.is_file():
+        if settings.test_file is not None and not settings.test_file.is_file():
             yield f"test '{settings.test}': there is no such file"
-    if here:
-        yield from refusals(arrow)
+    yield from refusals(arrow)

@@ -12,6 +12,7 @@ import torch
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
+from rhobust.box import pair
 from rhobust.data.samples import DataSet
 from rhobust.deployment.nvflare_memory import MessageCollector
 from rhobust.deployment.remote_workers import RemoteWorkers, printable
@@ -66,7 +67,7 @@ class Coordinator:
             "config": config.to_toml(),
             "shape": list(data.train.x.shape[1:]),
             "classes": data.classes,
-            "bounds": list(data.bounds),
+            "bounds": list(pair(data.bounds)),
         }
         present = [client.name for client in collab.clients if client.name not in self.missing]
         self._collect_messages = MessageCollector()

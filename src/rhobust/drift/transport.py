@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rhobust.box import Bounds, limits
 from rhobust.checks import seed_problems
 from rhobust.costs import Cost, SquaredL2, rows
 from rhobust.errors import ConfigError, DataError, unknown
@@ -137,9 +138,7 @@ def transport_cost(x: Tensor, y: Tensor, cost: Cost | None = None, method: str =
     return Transport(kind, comparison.drifted.value, comparison.drifted.error, (len(x), len(y)), comparison)
 
 
-def covering_radius(
-    epsilon: float, norm: str, cost: Cost | None, x: Tensor, bounds: tuple[float, float] | None = None
-) -> Covering:
+def covering_radius(epsilon: float, norm: str, cost: Cost | None, x: Tensor, bounds: Bounds = None) -> Covering:
     """The rho that covers an l_inf or l_2 ball: the mean over samples of the largest c within ||d|| <= epsilon.
 
     Without bounds, for d features and c = ||.||_p^2: d^(2/p) epsilon^2 for l_inf, and for l_2 d^(2/p - 1) epsilon^2
@@ -163,10 +162,13 @@ def covering_radius(
     free = float(_largest_costs(epsilon, norm, cost, anywhere))
     if bounds is None:
         return Covering(free, None, features)
-    low, high = bounds
-    if bool((x < low).any() or (x > high).any()):
+    ends, mask = limits(bounds, x[:1].double())
+    low, high = (torch.as_tensor(end).reshape(-1) for end in ends or (-math.inf, math.inf))
+    moves = 1.0 if mask is None else mask.reshape(-1).double()  # what is fixed has no room
+    if bool((rows(x) < low).any() or (rows(x) > high).any()):
         raise DataError(f"samples lie outside the bounds {bounds}")
-    rooms = (torch.maximum(part - low, high - part) for part in map(Tensor.double, torch.split(rows(x), _POINTS)))
+    parts = map(Tensor.double, torch.split(rows(x), _POINTS))
+    rooms = (torch.maximum(part - low, high - part) * moves for part in parts)
     boxed = torch.cat([_largest_costs(epsilon, norm, cost, room) for room in rooms])
     return Covering(free, float(boxed.mean()), features)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from rhobust.ascent.steps import Ball
 from rhobust.attacks.cascade import CASCADES
+from rhobust.box import Bounds
 from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError, Refused
 from rhobust.evaluation.evaluate import evaluate
@@ -58,7 +59,7 @@ def audit(
     *,
     epsilon: float,
     loss: PerSampleLoss,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds,
     norm: str = "inf",
     seed: int = 0,
     done: Callable[[str], None] | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import affine_grid, grid_sample
 
 Images = NDArray[np.float64]
-Bounds = tuple[float, float]
+Bounds = tuple[Any, Any]  # two numbers, or two arrays in the shape of a sample
 Draws = np.random.Generator
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -24,7 +25,8 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 # Each corruption makes its draws in one call, sample after sample: cutting the samples into batches changes nothing.
 def _gaussian_noise(images: Images, amount: float, bounds: Bounds, draws: Draws) -> Images:
-    return images + amount * (bounds[1] - bounds[0]) * draws.standard_normal(images.shape)
+    noisy: Images = images + amount * (bounds[1] - bounds[0]) * draws.standard_normal(images.shape)
+    return noisy
 
 
 def _impulse_noise(images: Images, amount: float, bounds: Bounds, draws: Draws) -> Images:
@@ -46,7 +48,8 @@ def _contrast(images: Images, amount: float, bounds: Bounds, draws: Draws) -> Im
 
 
 def _brightness(images: Images, amount: float, bounds: Bounds, draws: Draws) -> Images:
-    return images + amount * (bounds[1] - bounds[0])
+    brighter: Images = images + amount * (bounds[1] - bounds[0])
+    return brighter
 
 
 def _rotation(images: Images, amount: float, bounds: Bounds, draws: Draws) -> Images:

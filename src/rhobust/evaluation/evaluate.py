@@ -15,6 +15,7 @@ from rhobust.attacks.attack import ATTACKS, Attack, Attacked, attack, errs, find
 from rhobust.attacks.cascade import CASCADES, Cascade
 from rhobust.attacks.raise_loss import check_raises_loss
 from rhobust.attacks.wasserstein import Transported, wasserstein
+from rhobust.box import Bounds
 from rhobust.checks import count_problem
 from rhobust.data.samples import REGRESSION, TASKS, Samples, moving_samples
 from rhobust.errors import ConfigError, DataError, unknown
@@ -42,7 +43,7 @@ def evaluate(
     data: Samples | tuple[Any, Any],
     *,
     loss: PerSampleLoss = cross_entropy,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     attacks: Sequence[str] | None = None,
     epsilons: Sequence[float] = USUAL_EPSILONS,
     budgets: Sequence[float] = (),
@@ -174,7 +175,7 @@ class BatchedAttacks:
 
     model: nn.Module
     loss: PerSampleLoss
-    bounds: tuple[float, float] | None
+    bounds: Bounds
     restarts: int
     seed: int
     batch_size: int

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import project
 from rhobust.ascent.steps import Ball
 from rhobust.attacks.attack import errs, verified
+from rhobust.box import Bounds, limits
 from rhobust.data.samples import Samples
 from rhobust.errors import Refused
 from rhobust.support.probing import probing
@@ -43,9 +45,7 @@ class Suite:
     """Why it is not AutoAttack, where it is not."""
 
 
-def find_suite(
-    model: nn.Module, samples: Samples, ball: Ball, bounds: tuple[float, float] | None, seed: int = 0
-) -> Suite:
+def find_suite(model: nn.Module, samples: Samples, ball: Ball, bounds: Bounds, seed: int = 0) -> Suite:
     """AutoAttack where it applies, else ART's attacks."""
     with torch.no_grad(), probing(model):
         classes = int(model(samples.x[:1]).shape[1])
@@ -53,8 +53,8 @@ def find_suite(
         reason = "AutoAttack takes images (channels, height, width)"
     elif classes < _FEWEST_CLASSES:
         reason = f"AutoAttack takes {_FEWEST_CLASSES} classes or more, and this model has {classes}"
-    elif bounds is None or not math.isfinite(bounds[1] - bounds[0]):
-        reason = "AutoAttack takes inputs in a bounded box"
+    elif not isinstance(bounds, tuple) or not math.isfinite(bounds[1] - bounds[0]):
+        reason = "AutoAttack takes inputs in a bounded box, of the same bounds for all features"
     else:
         return Suite("AutoAttack", _autoattack(model, samples, classes, ball, bounds, seed))
     with _seeded(seed):
@@ -66,7 +66,7 @@ def attack_by(
     model: nn.Module,
     samples: Samples,
     ball: Ball,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds,
     seed: int = 0,
     done: Callable[[str], None] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
@@ -79,8 +79,7 @@ def attack_by(
             if len(right):
                 x, y = samples.x[right], samples.y[right]
                 found = ball.nearest(x, generate(x, y).to(x))  # as far as the referee's rounding goes
-                if bounds is not None:
-                    found = found.clamp(*bounds)
+                found = project(x, found, *limits(bounds, x))
                 fooled[right] = errs(model, verified(x, found, ball, bounds)[0], y)
             errors[name] = float(fooled.double().mean())
             if done:
@@ -124,7 +123,7 @@ def _autoattack(
 
 
 def _art(
-    model: nn.Module, samples: Samples, classes: int, ball: Ball, bounds: tuple[float, float] | None
+    model: nn.Module, samples: Samples, classes: int, ball: Ball, bounds: Bounds
 ) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     art, kind = _import("art.estimators.classification"), _import("art.attacks.evasion")
     judged = art.PyTorchClassifier(
@@ -132,7 +131,7 @@ def _art(
         loss=nn.CrossEntropyLoss(),
         input_shape=tuple(samples.x.shape[1:]),
         nb_classes=classes,
-        clip_values=bounds,
+        clip_values=bounds if isinstance(bounds, tuple) else None,
         device_type="gpu" if samples.x.is_cuda else "cpu",
     )
     shared: dict[str, Any] = {"batch_size": _BATCH, "verbose": False}
@@ -151,7 +150,7 @@ def _art(
     found["deepfool"] = kind.DeepFool(
         judged, max_iter=_ART_ITERATIONS, epsilon=1e-3, nb_grads=min(classes, 10), **shared
     )
-    if samples.x.ndim == 4 and bounds is not None:  # its squares are for images in a box
+    if samples.x.ndim == 4 and isinstance(bounds, tuple):  # its squares are for images in a box
         found["square"] = kind.SquareAttack(judged, norm=norm, eps=ball.epsilon, max_iter=_ART_QUERIES, **shared)
     return {name: as_arrays(one) for name, one in found.items()}
 

@@ -25,6 +25,7 @@ from rhobust.ascent.steps import Identity
 from rhobust.attacks.attack import ATTACKS, Attack, norm_of
 from rhobust.attacks.raise_loss import Raised, raise_loss
 from rhobust.attacks.wasserstein import Transported, wasserstein
+from rhobust.box import Bounds
 from rhobust.costs import per_sample, rows
 from rhobust.data.samples import Samples
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
@@ -56,7 +57,7 @@ class RegressionAttacks:
 
     model: nn.Module
     loss: PerSampleLoss
-    bounds: tuple[float, float] | None
+    bounds: Bounds
     restarts: int
     seed: int
     batch_size: int

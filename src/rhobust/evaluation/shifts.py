@@ -18,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rhobust.ascent.inner_problem import project
 from rhobust.attacks.attack import errs
+from rhobust.box import Bounds, limits, pair
 from rhobust.data import digits
 from rhobust.data.samples import REGRESSION, TASKS, DataSet, Samples
 from rhobust.errors import ConfigError, DataError, unknown
@@ -162,7 +164,7 @@ def evaluate_shifts(
             by_class = class_errors(clean, samples.y.cpu())
             yield from (worst_proportion_error(by_class, exponent) for exponent in EXPONENTS)
         elif shift == _UCI:
-            others = uci_digits(data.bounds)
+            others = uci_digits(pair(data.bounds))
             yield _share(misses(Samples(others.x.to(samples.x), others.y.to(samples.y))))
         else:
             for severity in SEVERITIES:
@@ -193,12 +195,19 @@ def _share(which: Tensor) -> float:
     return float(which.double().mean())
 
 
-def _corruption(shift: str, severity: int, bounds: tuple[float, float], seed: int) -> Callable[[Tensor], Tensor]:
-    """A corruption for one batch after another, with draws of its own."""
+def _corruption(shift: str, severity: int, bounds: Bounds, seed: int) -> Callable[[Tensor], Tensor]:
+    """A corruption for one batch after another, with draws of its own. What is fixed in a box stays."""
     draws = np.random.default_rng([seed, severity, *shift.encode()])
 
     def change(x: Tensor) -> Tensor:
-        return torch.from_numpy(corrupt(shift, severity, x.double().cpu().numpy(), bounds, draws)).to(x)
+        z = x.double().cpu()
+        ends, moves = limits(bounds, z)
+        if ends is None:
+            raise DataError(f"shift '{shift}' needs data with bounds: its severities are shares of their width")
+        lower, upper = (np.asarray(end) for end in ends)
+        return project(z, torch.from_numpy(corrupt(shift, severity, z.numpy(), (lower, upper), draws)), ends, moves).to(
+            x
+        )
 
     return change
 
@@ -232,7 +241,7 @@ def uci_digits(bounds: tuple[float, float]) -> Samples:
 
     raw = digits()
     x, y = torch.cat([raw.train.x, raw.test.x]), torch.cat([raw.train.y, raw.test.y])
-    lower, upper = raw.bounds
+    lower, upper = pair(raw.bounds)
     ink = (x.double().numpy() - lower) / (upper - lower)  # (N, 1, 8, 8) in [0, 1]
     # A pixel of the 8 x 8 is the mean ink of a cell, so it stands for the cell's center (grid_mode).
     glyphs = zoom(ink, (1, 1, 2.5, 2.5), order=1, mode="nearest", grid_mode=True)

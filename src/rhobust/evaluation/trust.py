@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from rhobust.ascent.steps import Identity
 from rhobust.attacks.attack import ATTACKS, attack, errs
+from rhobust.box import Bounds, limits, widest
 from rhobust.costs import rows
 from rhobust.data.samples import Samples
 from rhobust.errors import Unmovable
-from rhobust.inputs import part_of
+from rhobust.inputs import mask_of, part_of
 from rhobust.losses import PerSampleLoss
 from rhobust.objective import RobustObjective
 from rhobust.support.probing import probing
@@ -114,7 +115,7 @@ def examine(
     samples: Samples,
     *,
     loss: PerSampleLoss,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     epsilon: float | None = None,
 ) -> tuple[list[Flag], set[str]]:
     """The other checks, on some samples, at an l_inf radius: their flags, and which of them could be made.
@@ -133,7 +134,8 @@ def examine(
         except Unmovable:
             return [Flag("gradients", "the loss has no gradient in the inputs: only 'square' can attack it")], made
     if epsilon is not None:
-        made |= {"unbounded", "many-steps", "one-step", "white-box"}
+        free = limits(bounds, some.x, mask_of(model))[1] is None  # what stays may tell the classes apart
+        made |= {"many-steps", "one-step", "white-box"} | ({"unbounded"} if free else set())
 
         def attacked(name: str, those: slice | Tensor = slice(None), reach: float = epsilon) -> Tensor:
             way = ATTACKS[name](reach)
@@ -141,8 +143,7 @@ def examine(
             return attack(part_of(model, those), of.x, of.y, way, loss=loss, bounds=bounds).fooled
 
         one, many = attacked("fgsm"), attacked("pgd")
-        low, high = bounds if bounds is not None and math.isfinite(bounds[1] - bounds[0]) else some.x.aminmax()
-        anywhere = attacked("pgd", reach=max(float(high - low), epsilon))
+        anywhere = attacked("pgd", reach=max(widest(bounds, some.x), epsilon)) if free else many
         where = f"at epsilon {epsilon:g}"
         # What PGD fools without a mistake of its own needs no search: the search can only be ahead on the others.
         standing = (~many).nonzero()[:, 0]
@@ -153,7 +154,7 @@ def examine(
                 # Up the margin too: cross-entropy can rise elsewhere than where the model errs, which masks nothing.
                 seeing[standing] = attacked("pgd-margin", standing)
         flags += [
-            _unbounded(anywhere, ~right, some),
+            _unbounded(anywhere, ~right, some) if free else None,
             _many_steps(one, many, where),
             _one_step(one, many, ~right, where),
             _white_box(blind, seeing, where),

@@ -11,6 +11,7 @@ from torch import Size, Tensor
 
 from rhobust.attacks.attack import attack, find_attack, norm_of
 from rhobust.attacks.cascade import CASCADES
+from rhobust.box import pair
 from rhobust.data.samples import REGRESSION
 from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.evaluation.evaluation import WORST
@@ -84,7 +85,8 @@ def examples(report: Report, seed: int = 0) -> Examples:
     name = by_norm[several[where[0]]] if where[0] in several else where[0]
     x, y = data.test.x[:_SAMPLES], data.test.y[:_SAMPLES]
     found = [
-        Example(_png(image, data.bounds), data.test.called(int(label)), []) for image, label in zip(x, y, strict=True)
+        Example(_png(image, pair(data.bounds)), data.test.called(int(label)), [])
+        for image, label in zip(x, y, strict=True)
     ]
     for row in _spread_out(report.ranked()):
         model = load(row.first.run.path)
@@ -96,7 +98,7 @@ def examples(report: Report, seed: int = 0) -> Examples:
         reach = float((zeta - x).abs().max()) or 1.0
         for i, example in enumerate(found):
             moved = _png(zeta[i] - x[i], (-reach, reach))
-            images = (moved, _png(zeta[i], data.bounds))
+            images = (moved, _png(zeta[i], pair(data.bounds)))
             read = (data.test.called(int(labels[i])) for labels in (before, after))
             example.readings.append(Reading(row.name, row.method, *images, *read))
     return Examples(found, name, where[1])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rhobust.box import pair
 from rhobust.data.catalog import load_data
 from rhobust.data.partitions import partition
 from rhobust.data.samples import Samples
@@ -32,7 +33,7 @@ from rhobust.runs.start import train_run
 from rhobust.support.environment import environment
 from rhobust.support.seeding import seeded
 from rhobust.training.loop import train
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 
 _FIGURE, _ROUNDS, _SITES = "figure5", 20, 10
 _DEADLINE = 120.0  # seconds: ten sites may share a few cores
@@ -107,11 +108,11 @@ def _deployed(place: Path, simulated: Config, config: Config) -> Run:
     kits = make_kits(place / "fed", settings.workers, "localhost", port)
     shares = partition(settings.partition, data.train.y, settings.workers, simulated.seed)
     for site, share in zip(kits.sites, shares, strict=True):
-        _write_share(kits.path / site, data.train[share], data.bounds)
+        _write_share(kits.path / site, data.train[share], pair(data.bounds))
     torch.set_num_threads(1)
     try:
         processes.start(processes.parties(kits.path), lambda line: None)
-        return Submission(kits, place / "there", _DEADLINE, Observer(), config).follow()
+        return Submission(kits, place / "there", _DEADLINE, Silent(), config).follow()
     finally:
         processes.stop(processes.parties(kits.path), lambda line: None)
 

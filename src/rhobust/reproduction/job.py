@@ -133,8 +133,9 @@ def _work(config: Config, images: int, records: list[dict[str, Any]], each: Flop
         seen = steps * asked * config.federation.local_steps * config.batch_size
         gradients /= asked  # the record counts every worker's
     else:
-        steps = config.epochs * math.ceil(images / config.batch_size)
-        seen = config.epochs * images
+        epochs = int(config.epochs)  # none of the paper's is 'auto'
+        steps = epochs * math.ceil(images / config.batch_size)
+        seen = epochs * images
     flops = seen * (each.theta + gradients * each.zeta)
     return {"steps": steps, "gradients_per_step": gradients, "flops": flops}
 

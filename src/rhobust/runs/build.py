@@ -19,9 +19,10 @@ from rhobust.federation.worker import LocalSteps
 from rhobust.objective import RobustObjective
 from rhobust.optim import OPTIMIZERS, ProximalOptimizer
 from rhobust.runs.config import Config
-from rhobust.runs.defaults import PRECISIONS
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.engine import Engine
+from rhobust.training.step import PRECISIONS
+from rhobust.training.stopping_rule import most_epochs
 
 
 def compose_run(
@@ -61,7 +62,7 @@ def build_engine(config: Config, data: DataSet, device: torch.device) -> Engine:
         objective,
         optimizer,
         batches_of(data.train, config.batch_size, config.seed, device),
-        config.epochs,
+        most_epochs(config.epochs),
         precision=PRECISIONS[config.precision],
         ema=config.ema,
         memory=config.memory,

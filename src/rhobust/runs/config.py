@@ -10,23 +10,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rhobust.costs import COSTS
-from rhobust.data.catalog import data_problem
 from rhobust.data.samples import REGRESSION
-from rhobust.data.table_settings import TableSettings, table_problems
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation
 from rhobust.models.catalog import model_problems
 from rhobust.models.source import FORM, Source, is_own
 from rhobust.runs.defaults import filled_in
+from rhobust.runs.here import missing_here
 from rhobust.runs.layers import is_federated, method_called, read
 from rhobust.runs.settings import Settings
 from rhobust.support.renamed import with_new_names
 from rhobust.support.setting import problems_by_key, refusals, settings_of
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import read_toml
+from rhobust.training.stopping_rule import schedule_problem
 from rhobust.validator import check_settings
 
 
@@ -122,6 +121,8 @@ def _of_model(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
 def _of_optimizer(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     if config.momentum and config.optimizer != "sgd" and "optimizer" not in wrong:
         yield f"momentum belongs to the optimizer sgd; {config.optimizer} has its own"
+    if "schedule" not in wrong and (problem := schedule_problem(config.epochs, config.schedule)):
+        yield problem
 
 
 def _of_memory(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
@@ -158,14 +159,9 @@ _TOGETHER = (_of_method, _of_task, _of_model, _of_optimizer, _of_memory, _of_fed
 def _of_new_run(config: Config) -> Iterator[str]:
     """A run that is there is read although its data or device are gone, or a setting has no effect."""
     method, federation = method_called(config.method), config.federation
-    if problem := data_problem(config.data, config.task):
-        yield problem
-    else:
-        yield from table_problems(config.data, config.table, here=True)
+    yield from missing_here(config.data, config.task, config.device, config.table)
     if is_own(config.model) and not model_problems("model", config.model):
         yield from refusals(Source.parse(config.model).checked, config.model_digest)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        yield "device 'cuda' was asked for, but torch sees no CUDA device here"
     if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:
         yield f"method '{config.method}' has no gamma: drop gamma_min"
     if federation and federation.rate_idles:

@@ -16,9 +16,6 @@ from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.method import Method
 from rhobust.models.source import Source, is_own
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
-
 _PAPER_DATA = ("mnist", "fashion-mnist")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
+from rhobust.box import Box
 from rhobust.data.predictions import outputs_of, predicted_numbers, predictions
 from rhobust.data.samples import REGRESSION, tensor_of
 from rhobust.data.table import Table
@@ -27,7 +28,7 @@ class TrainedModel(ModelWrapper):
         model: nn.Module,
         config: Config,
         gamma: float,
-        bounds: tuple[float, float],
+        bounds: tuple[float, float] | Box,
         shape: Size,
         names: tuple[str, ...] = (),
         table: Table | None = None,
@@ -66,13 +67,12 @@ def load(path: str | Path) -> TrainedModel:
         _check_source(run, config)
     try:
         outputs = state["outputs"] if "outputs" in state else state["classes"]  # as older runs call them
-        shape = Size(state["shape"])
+        shape, bounds = Size(state["shape"]), _bounds(state["bounds"])
         model = _with_weights(config, shape, outputs, state["model"])
-        lower, upper = state["bounds"]
         kept = state.get("preprocessing")  # older runs have none, and no names
         table = None if kept is None else Table.from_json(kept)
-        box, names = (float(lower), float(upper)), tuple(state.get("names", ()))
-        return TrainedModel(model, config, float(state["gamma"]), box, shape, names, table)
+        names = tuple(state.get("names", ()))
+        return TrainedModel(model, config, float(state["gamma"]), bounds, shape, names, table)
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
 
@@ -99,3 +99,10 @@ def _with_weights(config: Config, shape: Size, outputs: int, weights: dict[str, 
             model = config.make_model(shape, outputs)
         model.load_state_dict(weights, assign=True)
     return model
+
+
+def _bounds(stored: Any) -> tuple[float, float] | Box:
+    if isinstance(stored, dict):
+        return Box(**stored)
+    lower, upper = stored
+    return float(lower), float(upper)

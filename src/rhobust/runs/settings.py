@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,9 +25,9 @@ from rhobust.models.catalog import MODELS, build_model, model_problems
 from rhobust.models.source import FORM, digest_problems
 from rhobust.optim import OPTIMIZERS
 from rhobust.regularizers import REGULARIZERS, Regularizer
-from rhobust.runs.defaults import PRECISIONS
 from rhobust.support.setting import (
     accepted_by,
+    auto_or,
     below_one,
     keyword_arguments,
     not_negative,
@@ -40,6 +40,7 @@ from rhobust.support.setting import (
 from rhobust.support.spec import parse_spec
 from rhobust.support.toml import to_toml
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.step import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class Settings:
         "Radius rho, the bound on the average transport cost. Methods that learn gamma require it, others refuse it.",
         positive,
     )
-    epochs: int = setting(30, "Number of passes over the training data.", positive)
+    epochs: int | Literal["auto"] = setting(
+        30, "Number of passes over the training data, or auto: until the objective has settled.", auto_or(positive)
+    )
     batch_size: int = setting(128, "Number of samples per step; in a federation, per step of each worker.", positive)
     optimizer: str = setting("adam", "Optimizer of the weights: adam or sgd.", one_of(OPTIMIZERS))
     learning_rate: float = setting(1e-3, "Learning rate alpha of the weights.", positive)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rhobust.box import Bounds, Box
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import DataError, RunError
 from rhobust.evaluation.evaluate import evaluate
@@ -19,8 +20,9 @@ from rhobust.runs.run_data import run_data
 from rhobust.support.seeding import seeded
 from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.remarks import remarks, useless
+from rhobust.training.stopping_rule import StoppingRule, stopping_rule
 from rhobust.training.trend import unsettled
 
 EngineOf = Callable[[Config, DataSet, torch.device], Engine]
@@ -46,7 +48,7 @@ def train_run(
     if run.finished:
         run.trained()  # a model that is damaged is not finished
         return run
-    observer, settings = observer or Observer(), config or Config.from_toml(run.config_path, here=True)
+    observer, settings = observer or Silent(), config or Config.from_toml(run.config_path, here=True)
     device = torch.device(settings.device)
     data = data or run_data(settings)
     if data.classes == 1:
@@ -66,45 +68,48 @@ def train_run(
 
 def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer: Observer) -> None:
     """Train from the last checkpoint to the end, and write the model."""
-    start, objective = _restored(run, engine, observer), engine.objective
+    stop, objective = stopping_rule(config.epochs), engine.objective
+    start = _restored(run, engine, stop, observer)
     for remark in data.remarks:
         observer.warned(remark)
-    for remark in remarks(objective, data.train.x, engine.total, config.ema):
+    for remark in remarks(objective, data.train.x, None if stop else engine.total, config.ema):
         observer.warned(remark)
     test = data.test.to(objective.gamma.device)
     judged = None if config.federation is None else config.federation.evaluate_every
     every = Every(config.log_every, config.checkpoint_every, judged)
     judge = _judge(objective, test, data.bounds) if every.judge else None
-    train(engine, start=start, every=every, keeper=run, observer=observer, judge=judge)
+    train(engine, start=start, every=every, keeper=run, observer=observer, judge=judge, stop=stop)
     run.finish(
         {
             "model": dict(objective.model.state_dict()),
             "gamma": float(objective.gamma.detach()),
             "shape": list(data.train.x.shape[1:]),
             "outputs": data.outputs,
-            "bounds": data.bounds,
+            "bounds": data.bounds.to_state() if isinstance(data.bounds, Box) else data.bounds,
             "names": data.test.names,
             "preprocessing": data.preprocessing,
         }
     )
     if doubt := useless(objective, test, config.batch_size):
         observer.warned(doubt)
-    if doubt := unsettled(run.metrics(), config.schedule):
+    if stop is None and (doubt := unsettled(run.metrics(), config.schedule)):
         observer.warned(doubt)
 
 
-def _restored(run: Run, engine: Engine, observer: Observer) -> int:
-    """Put the engine where the last sound checkpoint was taken; after how many steps that was."""
+def _restored(run: Run, engine: Engine, stop: StoppingRule | None, observer: Observer) -> int:
+    """Put engine and rule where the last sound checkpoint was taken; after how many steps that was."""
     start, state = run.restore(observer.warned)
     if state is not None:
         try:
             engine.load_state_dict(state)
+            if stop is not None:
+                stop.load_state_dict(state["stop"])
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as problem:
             raise RunError(f"the checkpoint of step {start} in {run.path} does not fit the run: {problem}") from None
     return start
 
 
-def _judge(objective: RobustObjective, test: Samples, bounds: tuple[float, float]) -> Judge:
+def _judge(objective: RobustObjective, test: Samples, bounds: Bounds) -> Judge:
     """Clean and attacked error, or RMSE, of the model as it is when asked."""
     attacks, epsilon, most = _JUDGED
     asked: dict[str, Any] = {"loss": objective.loss, "bounds": bounds, "attacks": attacks, "epsilons": [epsilon]}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.support.toml import typed
@@ -17,12 +18,17 @@ Check = Callable[[str, Any], Iterable[str]]
 """(key, value) -> what is wrong with the value of a setting."""
 
 _MOST_THREADS = 4096  # far beyond any machine; torch refuses much larger numbers in words of its own
+_COUNT = re.compile(r"-?[0-9]{1,18}")
 _KINDS: dict[type, str] = {
     **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
     dict: "a table, such as {width = 64}",
     list: 'names, such as a,b or ["a", "b"]',
 }
 _DEEPEST = 8  # tables and lists within each other
+
+
+class CountOrAuto:
+    """The kind of a setting that is a whole number, or the word auto."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +67,21 @@ def kind_of(annotation: Any) -> type:
 
     >>> kind_of(float | None), kind_of(int | tuple[int, ...]), kind_of(dict[str, int] | None)
     (<class 'float'>, <class 'tuple'>, <class 'dict'>)
+    >>> kind_of(int | Literal["auto"])
+    <class 'rhobust.support.setting.CountOrAuto'>
     """
-    parts = [part for part in get_args(annotation) or [annotation] if part is not NoneType]
-    return get_origin(parts[0]) or parts[0] if len(parts) == 1 else tuple
+    first: type
+    first, *others = [part for part in get_args(annotation) or [annotation] if part is not NoneType]
+    if not others:
+        return get_origin(first) or first
+    return CountOrAuto if any(get_origin(other) is Literal for other in others) else tuple
 
 
 def converted(key: str, value: object, kind: type) -> Any:
     """The value as `kind`; nothing is rounded, cut or guessed.
 
-    >>> converted("radius", 2, float), converted("steps", "1,1,3", tuple)
-    (2.0, (1, 1, 3))
+    >>> converted("radius", 2, float), converted("steps", "1,1,3", tuple), converted("epochs", "20", CountOrAuto)
+    (2.0, (1, 1, 3), 20)
     >>> converted("drop", "id, name", list)
     ['id', 'name']
     """
@@ -78,6 +89,8 @@ def converted(key: str, value: object, kind: type) -> Any:
         return _names(key, value)
     if kind is tuple:
         return _turns(key, value)
+    if kind is CountOrAuto:
+        return _count_or_auto(key, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**63 else math.copysign(math.inf, value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
@@ -100,6 +113,14 @@ def _names(key: str, value: object) -> list[str]:
     if not (isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)):
         raise ConfigError([f"{key} must be {_KINDS[list]}, not {value!r}"])
     return list(dict.fromkeys(names))
+
+
+def _count_or_auto(key: str, value: object) -> int | str:
+    """A whole number, which may be text as an option is, or the word auto."""
+    count = int(value) if isinstance(value, str) and _COUNT.fullmatch(value) else value
+    if count == "auto" or type(count) is int:
+        return count
+    raise ConfigError([f"{key} must be a whole number, or auto, not {value!r}"])
 
 
 def problems_by_key(settings: Any) -> dict[str, list[str]]:
@@ -149,6 +170,11 @@ def positive(key: str, value: float) -> Iterator[str]:
     """It is finite and above 0."""
     if not 0 < value < math.inf:
         yield f"{key} must be > 0{', and finite' if value == math.inf else ''}, not {value}"
+
+
+def auto_or(check: Check) -> Check:
+    """It is the word auto, or sound."""
+    return lambda key, value: [] if value == "auto" else check(key, value)
 
 
 def not_negative(key: str, value: float) -> Iterator[str]:

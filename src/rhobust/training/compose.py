@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from rhobust.ascent.maximizer import Maximizer
+from rhobust.box import Bounds
 from rhobust.costs import Cost
 from rhobust.data.batches import Batches
 from rhobust.errors import Refused
@@ -34,7 +35,7 @@ def compose(
     regularizer: Regularizer | None = None,
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     perturb: Perturb | str | int | None = None,
     batch_norm: str = "ascent-eval",
 ) -> tuple[RobustObjective, ProximalOptimizer]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rhobust.box import Bounds
 from rhobust.charts.axes import drawable
 from rhobust.charts.drawings import draw_training
-from rhobust.checks import count_problem, seed_problems
+from rhobust.checks import seed_problems
 from rhobust.costs import Cost
 from rhobust.data.arrays import class_numbers, features_of
 from rhobust.data.batches import batches_of
@@ -27,10 +28,11 @@ from rhobust.support.renamed import RENAMED, renamed_problem
 from rhobust.support.seeding import seeded
 from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
-from rhobust.training.observers import Observer, Warner
+from rhobust.training.observers import Observer
 from rhobust.training.record import Record, rho_eff
 from rhobust.training.remarks import apart, remarks, useless
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.stopping_rule import Epochs, epochs_problem, most_epochs, schedule_problem, stopping_rule
 from rhobust.training.trend import unsettled
 
 if TYPE_CHECKING:
@@ -106,14 +108,14 @@ def fit(
     method: str = "spgd",
     radius: float | None = None,
     loss: PerSampleLoss = cross_entropy,
-    epochs: int = 30,
+    epochs: Epochs = 30,
     batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     cost: Cost | None = None,
     regularizer: Regularizer | None = None,
     gamma_min: float = 1e-3,
     gamma_rule: GammaRule | None = None,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     precision: torch.dtype = torch.float32,
     ema: float | None = None,
     memory: float | None = None,
@@ -135,8 +137,10 @@ def fit(
     where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
     changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
     (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
-    moves: a key, an index or a submodule (`Perturb`). On a GPU the step is captured once and replayed, where it can be.
-    The random draws of the training come from `seed`; the global generators are left as they were.
+    moves: a key, an index or a submodule (`Perturb`). With `epochs` "auto" the training ends where the objective has
+    settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of `rhobust.Observer`, sees steps,
+    warnings and ends of epochs, and may end the training early. On a GPU the step is captured once and replayed, where
+    it can be. The random draws of the training come from `seed`; the global generators are left as they were.
 
     >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(3, 2)
@@ -162,8 +166,10 @@ def fit(
         raise ConfigError([unknown("schedule", str(schedule), SCHEDULES)])
     if gamma_rule is not None and not chosen.robust:
         raise ConfigError([chosen.no_gamma_rule])
-    if problem := count_problem("epochs", epochs):
+    if problem := epochs_problem(epochs) or schedule_problem(epochs, schedule):
         raise ConfigError([problem])
+    if not isinstance(observer, Observer | None):
+        raise Refused(f"observer must be an instance of a subclass of rhobust.Observer, not {observer!r}")
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}; build one" if isinstance(model, type) else type(model).__name__
         raise Refused(f"model must be an instance of nn.Module, not {what}")
@@ -193,16 +199,24 @@ def fit(
         data = features_of(x, model), y
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     engine = central_engine(
-        objective, proximal, batches, epochs, precision=precision, ema=ema, memory=memory, schedule=schedule
+        objective,
+        proximal,
+        batches,
+        most_epochs(epochs),
+        precision=precision,
+        ema=ema,
+        memory=memory,
+        schedule=schedule,
     )
-    observer, whole = observer or Warner(), batches.whole()
-    for remark in remarks(objective, None if whole is None else whole.x, engine.total, ema):
+    observer, whole, stop = observer or Observer(), batches.whole(), stopping_rule(epochs)
+    for remark in remarks(objective, None if whole is None else whole.x, None if stop else engine.total, ema):
         observer.warned(remark)
     with seeded(seed, some.device):
-        history = train(engine, observer=observer)
+        history = train(engine, observer=observer, stop=stop)
     judged = whole if objective.classifies or is_regression(loss) else None
     if judged is not None and (doubt := useless(objective, judged, batches.full or len(judged))):
         observer.warned(doubt)
-    if doubt := unsettled([asdict(record) for record in history], schedule):
+    ended = stop is not None or history[-1].epoch + 1 < engine.epochs  # by the rule, its limit or the observer
+    if not ended and (doubt := unsettled([asdict(record) for record in history], schedule)):
         observer.warned(doubt)
     return Fit(objective, proximal, history, classes)

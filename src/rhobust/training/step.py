@@ -17,6 +17,9 @@ from rhobust.objective import RobustObjective
 from rhobust.optim import ProximalOptimizer
 from rhobust.training.record import Record
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""In which the model's passes are computed; weights, zeta, gamma and sums are float32 in both."""
+
 
 @dataclass(frozen=True)
 class Numbers:

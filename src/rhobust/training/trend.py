@@ -4,6 +4,10 @@ The means of psi over the epochs are a curve with noise, and so are those of the
 ||theta - prox(theta - alpha g)|| / alpha. A line through the last quarter of a curve says by how much it fell there,
 and the distances from that line by how much noise alone would make it fall. What counts is the share of all that the
 curve has fallen since it was highest: a loss that went from 2.3 to 0.01 may go on to 0.009.
+
+A curve that cannot be shown to fall is not yet flat: with few points noise hides any fall. So there are two questions.
+`falls`, for a warning, wants a fall that noise does not explain. `flat`, to end a training, wants that noise hides none
+that matters. For a curve like 1 / t what is left to fall is three times the fall over the last quarter.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ _STEPS_A_POINT = 10  # where there are too few epochs, blocks of at least this n
 _WINDOW = 0.25  # share of the points that is looked at, the last ones
 _SHARE = 0.02  # of the fall since the highest point: less is no fall
 _DEVIATIONS = 2.0  # standard errors that noise does not explain
+_LEFT = 0.005  # of the fall since the highest point: a fall that may be hidden in a flat curve
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Trend:
     """By how much it fell over the last quarter of the points; below 0 where it rose."""
     noise: float
     """The standard error of that."""
+    deviation: float
+    """The standard deviation of a point from the line."""
     whole: float
     """By how much it has fallen since its highest point."""
 
@@ -42,6 +49,16 @@ class Trend:
         """Whether it still falls: by more than noise explains, and enough to matter."""
         return self.fall > _DEVIATIONS * self.noise and self.share > _SHARE
 
+    @property
+    def flat(self) -> bool:
+        """Whether noise hides no fall that matters, one above half a percent of the whole and above a single deviation.
+
+        Without the second a curve that is all noise, whose whole is noise, too, would never be flat. A rise is no
+        evidence against a fall: of curves that are looked at again and again, some seem to rise.
+        """
+        hidden = max(self.fall, 0.0) + _DEVIATIONS * self.noise
+        return not self.falls and hidden <= max(_LEFT * self.whole, self.deviation)
+
 
 @dataclass(frozen=True)
 class Trends:
@@ -52,8 +69,8 @@ class Trends:
 
     @property
     def settled(self) -> bool:
-        """Whether neither falls any more."""
-        return not (self.value.falls or self.stationarity.falls)
+        """Whether both are flat."""
+        return self.value.flat and self.stationarity.flat
 
     @property
     def doubt(self) -> str | None:
@@ -99,8 +116,9 @@ def trend(curve: Sequence[float]) -> Trend:
     middle, mean = (count - 1) / 2, fmean(last)
     spread = math.fsum((i - middle) ** 2 for i in range(count))
     slope = math.fsum((i - middle) * (y - mean) for i, y in enumerate(last)) / spread
-    error = math.fsum((y - mean - slope * (i - middle)) ** 2 for i, y in enumerate(last)) / (count - 2)
-    return Trend(-slope * (count - 1), math.sqrt(error / spread) * (count - 1), max(curve) - last[-1])
+    deviation = math.sqrt(math.fsum((y - mean - slope * (i - middle)) ** 2 for i, y in enumerate(last)) / (count - 2))
+    noise = deviation / math.sqrt(spread) * (count - 1)
+    return Trend(-slope * (count - 1), noise, deviation, max(curve) - last[-1])
 
 
 def _points(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]] | None:

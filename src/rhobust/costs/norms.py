@@ -1,87 +1,19 @@
-"""Transport costs c(z, zeta): the cost of moving a sample z to zeta.
-
-Legend, one meaning each in every mathematical module (the paper's letters, spelled out):
-
-    z, zeta   a sample and the point it is moved to        theta   the model's parameters
-    gamma     the dual variable, price of transport        rho     the radius, E c <= rho
-    psi       loss(zeta) + gamma (rho - c(z, zeta))        alpha   step size of theta
-    eta       step size of zeta                            kappa   the price of flipping a label
-
-Every cost here is a *squared* norm of the displacement, summed over all features of a sample (never the
-mean), plus kappa where the label changes: c((x, y), (x', y')) = ||x - x'||^2 + kappa [y != y']. With the
-default kappa = infinity labels never move.
-"""
+"""Squared norms: l2, lp for 1 < p <= 2, and l_inf."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from rhobust.costs.cost import Cost, lp_norm, per_sample, rows
 from rhobust.errors import Refused
 
 # Halvings of the bracket when a box couples with a norm: past float64's 53 bits nothing moves any more.
 _BISECTIONS = 60
-
-
-def rows(z: Tensor) -> Tensor:
-    """One row per sample: (B, ...) -> (B, features)."""
-    return z.reshape(len(z), -1)
-
-
-def per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """Shape (B,) so that it broadcasts against `like`: (B,) -> (B, 1, ...)."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def lp_norm(d: Tensor, p: float) -> Tensor:
-    """||d||_p for each sample: (B, ...) -> (B,)."""
-    norm: Tensor = torch.linalg.vector_norm(rows(d), p, dim=1)
-    return norm
-
-
-class Cost(ABC):
-    """A squared norm and the few facts about it that the ascent needs."""
-
-    kappa: float
-    """Cost of flipping a label; infinity means labels are never transported."""
-
-    separable: ClassVar[bool] = False
-    """Whether ||d||^2 is a sum over coordinates: then clipping a best response to the box keeps it best."""
-
-    def __call__(self, z: Tensor, zeta: Tensor) -> Tensor:
-        """c(z, zeta) = ||zeta - z||^2 for each sample: (B, ...) -> (B,)."""
-        return self.norm(zeta - z).square()
-
-    @property
-    @abstractmethod
-    def strong_convexity(self) -> float:
-        """mu: c(z, .) is mu-strongly convex in this cost's own norm; 0 where it is not."""
-
-    @abstractmethod
-    def norm(self, displacement: Tensor) -> Tensor:
-        """||d|| for each sample: (B, ...) -> (B,)."""
-
-    @abstractmethod
-    def dual_norm(self, slope: Tensor) -> Tensor:
-        """||g||_* = max g.d over ||d|| <= 1: (B, ...) -> (B,)."""
-
-    @abstractmethod
-    def direction(self, slope: Tensor) -> Tensor:
-        """A d of norm 1 that attains the dual norm; 0 where the slope is 0."""
-
-    @abstractmethod
-    def gradient(self, displacement: Tensor) -> Tensor:
-        """Gradient (where there is a kink, a subgradient) of ||d||^2."""
-
-    @abstractmethod
-    def response(self, slope: Tensor, gamma: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-        """argmax over lower <= d <= upper of slope.d - gamma ||d||^2: the best move for a linear loss."""
 
 
 def _check_kappa(kappa: float) -> None:
