@@ -208,7 +208,9 @@ def test_constant_and_empty_columns_are_left_out_with_a_remark() -> None:
     table = Table.fit({"a": [1, 2], "b": [5, 5], "c": ["x", "x"], "d": [None, None], "y": [0, 1]}, "y")
     assert (table.features, table.left_out) == (("a",), ("b", "c", "d"))
     assert table.remarks == ("constant columns are left out: 'b', 'c', 'd'",)
-    assert Table.fit({"a": ["x", None], "y": [0, 1]}, "y").features == ("a=x", "a=(missing)")  # not constant
+    text = Table.fit({"a": ["x", None], "y": [0, 1]}, "y")
+    assert text.features == ("a=x", "a=(missing)")  # not constant
+    assert text.remarks == ("every column is text or fixed, so no row can move, and a radius has no effect",)
 
 
 MANY = "\n".join(f"n{row},{row},2020-01-{1 + row % 28:02d},{row % 2}" for row in range(60))

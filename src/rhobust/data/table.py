@@ -92,10 +92,12 @@ class Table:
         columns, constant = _learned(raw, [name for name in raw.names if name not in (target, *drop)])
         if not columns:
             raise DataError(f"{raw.source} has no column to predict '{target}' from: {listed(constant) or 'no other'}")
-        remarks = (f"constant columns are left out: {listed(constant)}",) if constant else ()
+        remarks = [f"constant columns are left out: {listed(constant)}"] if constant else []
+        if all(isinstance(column, CategoryColumn) or column.name in fixed for column in columns):
+            remarks.append("every column is text or fixed, so no row can move, and a radius has no effect")
         present = {column.name for column in columns}
         held = tuple(name for name in fixed if name in present)
-        return cls(columns, of_target, held, clip_to_training, (*drop, *constant), remarks)
+        return cls(columns, of_target, held, clip_to_training, (*drop, *constant), tuple(remarks))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -156,7 +158,7 @@ class Table:
         return lower, upper
 
     def box(self, *inputs: Tensor) -> Box:
-        """Where rows may be: text and fixed columns stay, numbers keep to the range of the training, or of these rows."""
+        """Where rows may be: text and fixed columns stay, numbers keep to the training range, or to these rows."""
         lower, upper = self.range
         for x in inputs:
             lower, upper = torch.minimum(lower, x.amin(0)), torch.maximum(upper, x.amax(0))
