@@ -33,9 +33,10 @@ def main() -> None:
     table[:450].to_csv("breast_cancer.csv", index=False)
     table[450:550].to_csv("breast_cancer_test.csv", index=False)
     table[550:].drop(columns="diagnosis").to_csv("new_patients.csv", index=False)
-    for name in ("plain", "robust"):
+    for name in ("plain", "robust", "area"):
         shutil.rmtree(name, ignore_errors=True)
-    data = ("--data", "breast_cancer.csv", "--target", "diagnosis", "--test", "breast_cancer_test.csv")
+    files = ("--data", "breast_cancer.csv", "--test", "breast_cancer_test.csv")
+    data = (*files, "--target", "diagnosis")
     how = ("--clip-to-training", "--model", "linear", "--epochs", "60", "--learning-rate", "0.005", "--device", "cpu")
     rhobust("train", *data, *how, "--method", "erm", "--out", "plain")
     rhobust("train", *data, *how, "--method", "spgda", "--radius", "0.3", "--out", "robust")
@@ -44,6 +45,11 @@ def main() -> None:
     rhobust("report", "plain", "robust", "--out", "report.html")
     rhobust("predict", "robust", "new_patients.csv", "--out", "predictions.csv")
     print(pd.read_csv("predictions.csv").head())
+    area = ("--target", "mean area", "--task", "regression", "--drop", "diagnosis")
+    rhobust("train", *files, *area, *how, "--method", "spgda-loss", "--radius", "0.05", "--out", "area")
+    rhobust("evaluate", "area", "--epsilons", "0,0.1")
+    rhobust("predict", "area", "new_patients.csv", "--out", "areas.csv")
+    print(pd.concat([pd.read_csv("areas.csv"), table["mean area"][550:].reset_index(drop=True)], axis=1).head())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from sklearn.compose import ColumnTransformer
@@ -357,3 +358,14 @@ def test_a_class_is_called_by_its_name_where_it_is_told(tmp_path: Path) -> None:
     torch.nn.init.constant_(model.weight, 0.0)  # the answer is always class 0, rain
     flags = rhobust.evaluate(model, data.test, attacks=["pgd"], epsilons=[0.1], checks=False).flags
     assert "that of the constant answer rain: the model has learned nothing" in flags[0].message
+
+
+def test_a_table_of_arrow_is_taken_as_any_frame_that_hands_one_over() -> None:
+    """polars hands its columns over in this way."""
+    train = people()
+
+    class Handed:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return pyarrow.table(train).__arrow_c_stream__(requested_schema)
+
+    assert Table.fit(Handed(), "income") == Table.fit(pyarrow.table(train), "income") == Table.fit(train, "income")

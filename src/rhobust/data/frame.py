@@ -29,6 +29,7 @@ _OTHER_ENCODINGS = {
 }
 _HEAD = 2**16  # bytes in which the header is looked for
 _MOST_CATEGORIES = 1000  # of a column that is kept as a dictionary while it is read
+_UNPACKS_TO, _UNPACKS_BY = 2**28, 200  # bytes, and times the size of a file
 _SHOWN = 20  # names of columns, in a message
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -81,6 +82,7 @@ class Frame:
         pa = arrow()
         try:
             if path.suffix == ".parquet":
+                _check_size(pa.parquet.ParquetFile(path).metadata, path)
                 content = pa.parquet.read_table(path)
             else:
                 separator, unnamed = _dialect(path)
@@ -98,11 +100,11 @@ class Frame:
                     ),
                 )
                 content = content.remove_column(0) if unnamed else content
+            return cls(content, str(path))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
             kind = "parquet" if path.suffix == ".parquet" else "csv"
             raise DataError(f"{path} cannot be read as a {kind} file: {reason}") from None
-        return cls(content, str(path))
 
     @classmethod
     def of(cls, data: object) -> Frame:
@@ -256,6 +258,13 @@ def _codes(chunk: Any) -> NDArray[np.int64]:
 def _word(value: object) -> str:
     """A value as text: whole numbers without a point, as another file may write them."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _check_size(metadata: Any, path: Path) -> None:
+    """A small file that unpacks into a large table is a bomb, as an .npz may be one."""
+    unpacked, size = 8 * metadata.num_rows * metadata.num_columns, path.stat().st_size
+    if unpacked > max(_UNPACKS_TO, _UNPACKS_BY * size):
+        raise DataError(f"{path} has {size} bytes and would unpack to {unpacked}; it is damaged")
 
 
 def _dialect(path: Path) -> tuple[str, bool]:
