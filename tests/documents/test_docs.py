@@ -198,7 +198,7 @@ def test_the_settings_page_names_every_knob_once() -> None:
 
 
 def test_a_model_of_one_s_own_is_measured_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks("docs/evaluation.md")
+    block, of_numbers = blocks("docs/evaluation.md")
     torch.manual_seed(0)
     x = np.random.default_rng(0).uniform(-1, 1, (64, 4))  # double precision, as arrays have it
     names: dict[str, Any] = {"model": torch.nn.Linear(4, 2), "x": x, "y": (x[:, 0] > 0).astype(int)}
@@ -206,6 +206,10 @@ def test_a_model_of_one_s_own_is_measured_as_the_page_says(capsys: pytest.Captur
     assert names["found"].error("cascade", 0.1) >= names["found"].clean
     assert names["certificate"].status == "proved"
     assert len(capsys.readouterr().out.splitlines()) == 2
+    names |= {"regressor": torch.nn.Linear(4, 1), "numbers": x.sum(1)}
+    exec(of_numbers, names)
+    assert names["found"].error("apgd", 0.1) > names["found"].clean
+    assert names["certificate"].status == "proved"
 
 
 @pytest.mark.filterwarnings("ignore:the objective still falls")

@@ -39,6 +39,7 @@ from rhobust.data.samples import DataSet
 from rhobust.data.table import Table
 from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
+from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.method import methods
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
@@ -196,6 +197,27 @@ def test_arrays_of_any_kind_and_shape(
     np.savez(path, x=x, y=y, **more)
     if data := either(lambda: from_npz(path), DataError, path):
         assert_sound(data)
+
+
+TARGETS = st.one_of(ANY_ARRAY, arrays_of.arrays(np.float64, (4, 2)), arrays_of.arrays(np.float64, 4))
+
+
+@MANY
+@given(x=INPUTS, y=TARGETS, more=st.fixed_dictionaries({}, optional={"x_test": INPUTS, "y_test": TARGETS}))
+def test_numbers_of_any_kind_and_shape(
+    place: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], more: dict[str, Any]
+) -> None:
+    path = place / "numbers.npz"
+    np.savez(path, x=x, y=y, **more)
+    data = either(lambda: from_npz(path, "regression"), DataError, path)
+    if data is None:
+        return
+    assert (data.task, data.outputs) == ("regression", data.train.y[0].numel())
+    for part in (data.train, data.test):
+        assert part.y.dtype == torch.float32
+        assert part.y.isfinite().all()
+        assert len(part.x) == len(part.y)
+    assert not (data.train.y == data.train.y[0]).all()
 
 
 @MANY
@@ -709,6 +731,29 @@ def test_a_spoilt_measurement(run: Run) -> None:
     def law(noise: Noise) -> None:
         path.write_bytes(spoilt(json.dumps(CONTENT).encode(), noise))
         assert either(lambda: kept(run, EVALUATION), RunError, path) is None  # damaged, or of another model
+
+    law()
+
+
+def test_a_spoilt_measurement_of_a_regression(run: Run) -> None:
+    path, ends = run.path / "evaluation.json", [0.1, None]
+    residuals = {"rmse": 0.5, "mae": 0.4, "r2": None, "loss": 0.25, "rmse_interval": ends, "mae_interval": ends}
+    cell = {"attack": "apgd", "epsilon": 0.1, "residuals": residuals, "discarded": 0, "mean_cost": None}
+    found = {"samples": 9, "residuals": residuals, "attacked": [cell], "flags": [FLAG], "checked": ["grows"]}
+    digest = hashlib.sha256(run.model_path.read_bytes()).hexdigest()
+    content = {"model": digest, "settings": {"seed": 0}, "environment": {}, **found}
+    path.write_text(json.dumps(content))
+    made = kept(run, EVALUATION)
+    assert made is not None
+    assert isinstance(made.result, RegressionEvaluation)
+    assert made.result.residuals.rmse_interval == [0.1, math.inf]
+    assert made.result.error("apgd", 0.1) == 0.5
+
+    @MANY
+    @given(st.sampled_from(["residuals", "attacked", "samples"]), JSON)
+    def law(key: str, value: Any) -> None:
+        path.write_text(json.dumps(content | {key: value}))
+        either(lambda: kept(run, EVALUATION), RunError, path)
 
     law()
 

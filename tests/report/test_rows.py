@@ -23,7 +23,8 @@ from rhobust.report.gather import Report
 from rhobust.report.page import to_html, to_markdown
 from rhobust.report.panels import error_curves, swatches, trajectories
 from rhobust.report.recipes import commands, training
-from rhobust.report.rows import Entry, Spread, rows_of
+from rhobust.report.rows import Entry, rows_of
+from rhobust.report.spread import Spread
 from rhobust.report.summary import summary
 from rhobust.report.tables import (
     MISSING,

@@ -32,6 +32,7 @@ MACHINE = {"device": "cpu", "threads": 1}
 EVERY: dict[str, Any] = {
     **MACHINE,
     **{"data": "digits", "data_dir": None, "train_samples": None, "model": "mlp", "radius": None, "batch_size": 128},
+    **{"radius_per_feature": None},
     **{"optimizer": "adam", "learning_rate": 0.001, "cost": "l2", "label_cost": math.inf, "regularizer": "none"},
     **{"gamma_min": 0.001, "gamma_rule": None, "seed": 0, "precision": "float32", "log_every": 1},
     **{"schedule": "constant", "batch_norm": "ascent-eval", "model_args": None, "model_digest": None},

@@ -290,7 +290,8 @@ def test_settings_of_the_command_are_told_where_they_belong(keyword: str, said: 
 
 
 def test_data_that_no_number_is_large_enough_for_are_named_before_the_rate() -> None:
-    with pytest.raises(rhobust.errors.Diverged, match=r"at step 0 .* nothing was updated\. Scale the data"):
+    told = pytest.warns(UserWarning, match="the inputs are not scaled")
+    with told, pytest.raises(rhobust.errors.Diverged, match=r"at step 0 .* nothing was updated\. Scale the data"):
         rhobust.fit(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), (1e38 * X, Y), method="spgd", radius=1.0, epochs=1)
 
 

@@ -29,8 +29,8 @@ from rhobust.evaluation.evaluation import Evaluation
 from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.evaluation.shifts import SHIFTS, ShiftEvaluation, find_shifts, shift_table
 from rhobust.report.panels import shift_panel
-from rhobust.report.rows import Spread
 from rhobust.report.scale import scale_of
+from rhobust.report.spread import Spread
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import Measurement, TrainedRun, measure_errors, measure_shifts
 from rhobust.support.console import OUT, say

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
@@ -19,6 +18,7 @@ from rhobust.data.frame import Frame, Numbers, Unusable, Words, listed
 from rhobust.data.predictions import outputs_of, predictions
 from rhobust.data.samples import TASKS
 from rhobust.errors import DataError, unknown
+from rhobust.support.user_warnings import warn_user
 
 _KINDS: dict[str, type[Any]] = {
     "number": NumberColumn,
@@ -28,10 +28,6 @@ _KINDS: dict[str, type[Any]] = {
 }
 _STRANGE = 3  # unknown categories of a column, in a message
 Warn = Callable[[str], None]
-
-
-def _warned(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -164,17 +160,17 @@ class Table:
             lower, upper = torch.minimum(lower, x.amin(0)), torch.maximum(upper, x.amax(0))
         return Box(lower, upper, self.held)
 
-    def inputs(self, frame: object, warn: Warn = _warned) -> Tensor:
+    def inputs(self, frame: object, warn: Warn = warn_user) -> Tensor:
         """Rows as features, (N, width). Columns are found by name; others are ignored."""
         return self._features(Frame.of(frame), warn)
 
-    def encode(self, frame: object, warn: Warn = _warned) -> tuple[Tensor, Tensor]:
+    def encode(self, frame: object, warn: Warn = warn_user) -> tuple[Tensor, Tensor]:
         """Rows as features, (N, width), and targets, (N,): class numbers, or the target in standard deviations."""
         raw = Frame.of(frame)
         raw.check_columns([self.target.name], "the target")
         return self._features(raw, warn), torch.from_numpy(self.target.encoded(raw))
 
-    def predict(self, model: nn.Module, frame: object, warn: Warn = _warned) -> Any:
+    def predict(self, model: nn.Module, frame: object, warn: Warn = warn_user) -> Any:
         """What the model predicts for the rows, by column: a DataFrame for a pandas DataFrame, else a dict of arrays.
 
         Classification: `prediction`, the name of the class, and `probability of NAME` for each class. Regression:

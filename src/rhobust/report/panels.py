@@ -15,8 +15,9 @@ from rhobust.charts.curves import Panel
 from rhobust.charts.drawings import draw_bounds, error_scale, mark_radius
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
-from rhobust.report.rows import Row, Spread
+from rhobust.report.rows import Row
 from rhobust.report.scale import Scale, number
+from rhobust.report.spread import Spread
 from rhobust.report.tables import attack_name, shifted
 from rhobust.runs.measurements import CERTIFICATES
 

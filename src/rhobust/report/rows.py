@@ -14,9 +14,10 @@ from torch import Tensor
 from rhobust.attacks.attack import norm_of
 from rhobust.attacks.cascade import CASCADES
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST, AttackedError
-from rhobust.evaluation.intervals import difference, interval, unpacked
+from rhobust.evaluation.intervals import difference, unpacked
 from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.models.source import Source, is_own
+from rhobust.report.spread import Spread
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.measurements import EVALUATION, SHIFTS, Kind, Measurement, R
@@ -53,6 +54,11 @@ class Entry:
     def rho_eff(self) -> float:
         """E c over the last epoch, or the last rounds."""
         return rho_eff(self.records)
+
+    @property
+    def radius_per_feature(self) -> float | None:
+        """The radius in standard deviations of every feature."""
+        return self.run.radius_per_feature(self.config.radius)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -131,6 +137,7 @@ class Entry:
             "environment": self.environment,
             "gamma": self.gamma,
             "rho_eff": self.rho_eff,
+            "radius_per_feature": self.radius_per_feature,
             **{kind.name: made.to_json() for kind, made in self.measured.items()},
             "refused": {kind.name: reason for kind, reason in self.refused.items()},
         }
@@ -143,42 +150,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(one) for one in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number for every seed: their mean, and half of their range.
-
-    >>> Spread((0.2, 0.3)).text(lambda error: f"{100 * error:.1f}")
-    '25.0 ± 5.0'
-    """
-
-    values: tuple[float, ...]
-    samples: int | None = None
-    """Test samples behind each, where they are errors."""
-    ends: tuple[float, float] | None = None
-    """The mean ends of their 95 % intervals, where they have intervals of their own."""
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of a mean error: what chance in drawing the samples leaves open."""
-        if self.ends is not None:
-            return self.ends
-        return None if self.samples is None else interval(self.mean, self.samples)
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def half_range(self) -> float:
-        """(highest - lowest) / 2."""
-        return (max(self.values) - min(self.values)) / 2
-
-    def text(self, show: Callable[[float], str]) -> str:
-        """mean ± half of the range, the latter only where there are several seeds."""
-        return show(self.mean) + (f" ± {show(self.half_range)}" if len(self.values) > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from rhobust.evaluation.evaluation import WORST
 from rhobust.report import tables
 from rhobust.report.gather import Report
-from rhobust.report.rows import Row, Spread, counted
+from rhobust.report.rows import Row, counted
 from rhobust.report.scale import RMSE
+from rhobust.report.spread import Spread
 from rhobust.runs.measurements import EVALUATION
 
 

@@ -12,8 +12,9 @@ from rhobust.attacks.cascade import CASCADES
 from rhobust.certificates.certificate import Certificate
 from rhobust.evaluation.evaluation import WASSERSTEIN, WORST
 from rhobust.report.gather import Report
-from rhobust.report.rows import Entry, Row, Spread, counted, shown, shown_setting
+from rhobust.report.rows import Entry, Row, counted, shown, shown_setting
 from rhobust.report.scale import RMSE, number, percent
+from rhobust.report.spread import Spread
 from rhobust.runs.measurements import AUDIT, CERTIFICATES, EVALUATION, SHIFTS, Kind
 
 MISSING = "–"
@@ -115,6 +116,9 @@ def headline(report: Report) -> Table:
         ),
         _Column("seeds", lambda row: Spread((float(len(row.entries)),)), number, ranked=False),
     ]
+    typical = _Column("rho per feature", lambda row: row.spread(lambda entry: entry.radius_per_feature), number, False)
+    if any(typical.pick(row) for row in report.rows):
+        columns.insert(-1, typical)
     caption = f"{report.scale.caption}{_shifted_otherwise(report)}"
     return _table(caption, "method", report.rows, columns, len(report.data) == 1)
 

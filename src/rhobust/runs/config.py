@@ -15,6 +15,7 @@ from rhobust.data.samples import REGRESSION
 from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation
+from rhobust.method import Method
 from rhobust.models.catalog import model_problems
 from rhobust.models.source import FORM, Source, is_own
 from rhobust.runs.defaults import filled_in
@@ -78,7 +79,9 @@ def _of_method(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     method = method_called(config.method)
     if method is None or "method" in wrong:
         return
-    if (problem := method.radius_problem(config.radius)) and (config.radius is not None or "radius" not in wrong):
+    if config.radius_per_feature is not None:
+        yield from _of_radius_per_feature(config, method)
+    elif (problem := method.radius_problem(config.radius)) and (config.radius is not None or "radius" not in wrong):
         yield problem.replace(f"'{method.name}'", f"'{config.name}'")  # as the user calls it
     if math.isfinite(config.label_cost) and not method.maximizer.penalized:
         yield f"method '{config.name}' does not price transport: drop label_cost"
@@ -87,6 +90,15 @@ def _of_method(config: Config, wrong: AbstractSet[str]) -> Iterator[str]:
     yield from refusals(config.make_method)
     if not wrong & {"radius", "cost", "gamma_min"}:
         yield from refusals(_check_theory, config)
+
+
+def _of_radius_per_feature(config: Config, method: Method) -> Iterator[str]:
+    if config.radius is not None:
+        yield "radius and radius_per_feature both say how far samples may move: drop one of them"
+    elif not method.robust:
+        yield f"method '{config.name}' takes no radius, and so no radius_per_feature"
+    if config.federation and config.federation.partition == "sites":
+        yield "radius_per_feature needs the training data, which stay at their sites: set radius"
 
 
 def _check_theory(config: Config) -> None:

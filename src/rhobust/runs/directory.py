@@ -2,7 +2,7 @@
 
     config.toml                 every setting, resolved; `rhobust train --config` takes it back
     environment.json            versions, device, threads, git revision
-    data.json                   digests of the training and test samples
+    data.json                   digests of the training and test samples, and the price of their deviations
     metrics.jsonl               one line per logged step (`training.record.Record`)
     checkpoints/step-N          the last few complete states of the training
     model.safetensors           the trained weights, with gamma, once the run is finished
@@ -28,6 +28,7 @@ from rhobust.support.files import LOCK, exclusive, write_atomically, write_json
 from rhobust.support.state_files import read_state, write_state
 from rhobust.support.toml import read_toml
 from rhobust.training.record import Record, RoundRecord
+from rhobust.training.spread import per_feature
 
 # One that is being replaced, one that may turn out damaged, one to fall back on.
 _KEPT_CHECKPOINTS = 3
@@ -59,10 +60,13 @@ class Run:
             raise RunError(f"{path} exists and is not empty; nothing was changed. Choose another --out")
         return run
 
-    def begin(self, config: Config, **data: str) -> None:
-        """Start a run here, if the directory is still vacant; `data` are digests of its samples (`Samples.digest`)."""
+    def begin(self, config: Config, price: float | None = None, **data: str) -> None:
+        """Start a run here, if the directory is still vacant; `data` are digests of its samples (`Samples.digest`).
+
+        `price` is the cost of moving every feature of a sample by its standard deviation.
+        """
         Run.vacant(self.path)
-        write_json(self.path / "data.json", data)
+        write_json(self.path / "data.json", data if price is None else {**data, "price_of_deviations": price})
         write_json(self.path / "environment.json", environment(config.device))
         write_atomically(self.config_path, config.to_toml().encode())  # last: with it, the directory is a run
 
@@ -78,6 +82,14 @@ class Run:
                 f"{self.config().data} has changed since {self.path} began: its {' and '.join(changed)} samples are "
                 "others. Put the data back, or train again"
             )
+
+    def radius_per_feature(self, radius: float | None) -> float | None:
+        """The radius in standard deviations of every feature (`training.spread`); none of a run that does not say."""
+        try:
+            price = float(json.loads((self.path / "data.json").read_text())["price_of_deviations"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return None if radius is None else per_feature(radius, price)
 
     @classmethod
     def find(cls, path: Path) -> Run:

@@ -84,6 +84,11 @@ class Settings:
         "Radius rho, the bound on the average transport cost. Methods that learn gamma require it, others refuse it.",
         positive,
     )
+    radius_per_feature: float | None = setting(
+        None,
+        "The radius as a move of every feature by so many of its standard deviations, in place of radius.",
+        positive,
+    )
     epochs: int | Literal["auto"] = setting(
         30, "Number of passes over the training data, or auto: until the objective has settled.", auto_or(positive)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
 from rhobust.training.observers import Observer, Silent
 from rhobust.training.remarks import remarks, useless
+from rhobust.training.spread import deviations, price_of
 from rhobust.training.stopping_rule import StoppingRule, stopping_rule
 from rhobust.training.trend import unsettled
 
@@ -53,17 +56,35 @@ def train_run(
     data = data or run_data(settings)
     if data.classes == 1:
         raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
+    if settings.radius_per_feature is not None:
+        config = settings = _with_radius(settings, data)
     digests = {"train": data.train.digest(), "test": data.test.digest()}
     with seeded(settings.seed, device, settings.threads):
         engine = engine_of(settings, data, device)  # whatever is wrong with data or model, before a directory is
         with run.locked():
             if config is not None:
-                run.begin(config, **digests)
+                run.begin(config, _price(config, data), **digests)
             else:
                 run.check_data(**digests)
             if not run.finished:  # by another process, meanwhile
                 _carry_on(run, settings, engine, data, observer)
     return run
+
+
+def _price(config: Config, data: DataSet) -> float:
+    """The cost of a move by one standard deviation of every feature."""
+    cost = config.make_cost()
+    return price_of(deviations(data.train.x, cost, data.bounds), cost)
+
+
+def _with_radius(config: Config, data: DataSet) -> Config:
+    """The settings with the radius that `radius_per_feature` stands for."""
+    price, size = _price(config, data), config.radius_per_feature or 0.0
+    if not 0 < price < math.inf:
+        raise DataError(
+            f"{config.data}: no feature that may move differs between samples, so radius_per_feature is none"
+        )
+    return replace(config, radius=size**2 * price, radius_per_feature=None)
 
 
 def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer: Observer) -> None:

@@ -30,8 +30,9 @@ from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer
 from rhobust.training.record import Record, rho_eff
-from rhobust.training.remarks import apart, remarks, useless
+from rhobust.training.remarks import apart, remarks, remarks_on_inputs, useless
 from rhobust.training.schedule import SCHEDULES
+from rhobust.training.spread import InputSpread, WatchedBatches, deviations, per_feature, price_of
 from rhobust.training.stopping_rule import Epochs, epochs_problem, most_epochs, schedule_problem, stopping_rule
 from rhobust.training.trend import unsettled
 
@@ -54,6 +55,8 @@ class Fit(Displayed):
     objective: RobustObjective
     optimizer: ProximalOptimizer
     history: list[Record] = field(repr=False)
+    radius_per_feature: float | None = None
+    """The radius as a move of every feature by so many of its standard deviations, where the data are in memory."""
     classes: tuple[str, ...] = ()
     """The names of the classes by number, where y was text."""
 
@@ -92,6 +95,8 @@ class Fit(Displayed):
         cells = {"steps": f"{len(self.history)}", "epochs": f"{end.epoch + 1}"}
         cells |= {"loss": f"{sum(losses) / len(losses):.4g}", "average transport cost": spent}
         cells |= {"radius": f"{objective.radius:g}"} if objective.radius > 0 else {}
+        if objective.radius > 0 and self.radius_per_feature is not None:
+            cells |= {"per feature": f"{self.radius_per_feature:.2g} deviations"}
         cells |= {"gamma": f"{self.gamma:.4g}"} if objective.maximizer.penalized else {}
         caption = f"training of {type(self.model).__name__}; loss and cost are means of the last epoch"
         table = Table(caption, list(cells), [list(cells.values())])
@@ -197,7 +202,16 @@ def fit(
         x, y = data
         y, classes = class_numbers(y) or (y, ())
         data = features_of(x, model), y
+    observer = observer or Observer()
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
+    whole = batches.whole()
+    if whole is None and perturb is None:
+
+        def tell(inputs: InputSpread) -> None:
+            for remark in remarks_on_inputs(objective, inputs):
+                observer.warned(remark)
+
+        batches = WatchedBatches(batches, objective.cost, tell)
     engine = central_engine(
         objective,
         proximal,
@@ -208,7 +222,7 @@ def fit(
         memory=memory,
         schedule=schedule,
     )
-    observer, whole, stop = observer or Observer(), batches.whole(), stopping_rule(epochs)
+    stop = stopping_rule(epochs)
     for remark in remarks(objective, None if whole is None else whole.x, None if stop else engine.total, ema):
         observer.warned(remark)
     with seeded(seed, some.device):
@@ -219,4 +233,6 @@ def fit(
     ended = stop is not None or history[-1].epoch + 1 < engine.epochs  # by the rule, its limit or the observer
     if not ended and (doubt := unsettled([asdict(record) for record in history], schedule)):
         observer.warned(doubt)
-    return Fit(objective, proximal, history, classes)
+    price = None if whole is None else price_of(deviations(whole.x, objective.cost, bounds), objective.cost)
+    move = None if price is None else per_feature(objective.radius, price)
+    return Fit(objective, proximal, history, move, classes)

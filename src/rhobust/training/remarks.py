@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import torch
 from torch import Tensor
 
 from rhobust.ascent.maximizer import Maximizer
-from rhobust.costs import Cost
 from rhobust.data.samples import Samples
 from rhobust.evaluation.regression import learned_nothing as nothing_predicted
 from rhobust.evaluation.trust import learned_nothing
 from rhobust.losses import is_regression
 from rhobust.objective import RobustObjective
+from rhobust.training.spread import InputSpread, spread_of
 from rhobust.training.weight_average import reach
 
-_MOST_SAMPLES = 1000  # that the cost of a move to one point is estimated on
+_LARGEST_DEVIATION = 100.0  # of inputs that are taken to be scaled
+_MOST_UNEVEN = 100.0  # times the middle one
 
 
 def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, ema: float | None) -> list[str]:
@@ -25,25 +25,45 @@ def remarks(objective: RobustObjective, x: Tensor | None, steps: int | None, ema
     `x` are the inputs, where they are in memory, `steps` how many there are in all, and `ema` is the decay of the
     averaged weights.
     """
-    found = (
-        objective.unreachable_radius,
-        objective.check_model(),
-        one_point_suffices(objective, x),
-        average_looks_back_too_far(ema, steps),
-    )
+    found = [objective.unreachable_radius, objective.check_model(), average_looks_back_too_far(ema, steps)]
+    of_inputs = [] if x is None else remarks_on_inputs(objective, spread_of(objective.cost, x))
+    return [*(remark for remark in found if remark is not None), *of_inputs]
+
+
+def remarks_on_inputs(objective: RobustObjective, inputs: InputSpread) -> list[str]:
+    """Why the radius may not mean for these inputs what it should."""
+    found = (one_point_suffices(objective, inputs), unscaled(objective, inputs))
     return [remark for remark in found if remark is not None]
 
 
-def one_point_suffices(objective: RobustObjective, x: Tensor | None) -> str | None:
-    """The radius pays for moving every sample to one and the same point."""
-    if x is None or not objective.radius:
-        return None
-    enough = _cost_of_one_point(objective.cost, x)
-    if objective.radius < enough:
+def one_point_suffices(objective: RobustObjective, inputs: InputSpread) -> str | None:
+    """The radius pays for moving every sample to one and the same point; equal inputs are there already."""
+    enough = inputs.to_one_point
+    if not 0 < enough <= objective.radius:
         return None
     return (
         f"radius {objective.radius:g} pays for moving every sample to one and the same point, which costs "
         f"{enough:.2g} on average: there is nothing left to learn. Lower it"
+    )
+
+
+def unscaled(objective: RobustObjective, inputs: InputSpread) -> str | None:
+    """Features of a table whose deviations are so large, or so different, that one radius cannot fit them all.
+
+    Of pixels, some hardly ever differ, and all have one unit.
+    """
+    sigma = inputs.deviations
+    varying = sigma[sigma > 0]
+    if not objective.maximizer.gradients or not len(varying):
+        return None
+    least, middle, most = (float(value) for value in (varying.min(), varying.median(), varying.max()))
+    uneven = sigma.ndim == 1 and most > _MOST_UNEVEN * middle
+    if most <= _LARGEST_DEVIATION and not uneven:
+        return None
+    return (
+        f"the inputs are not scaled: standard deviations of their features run from {least:.2g} to {most:.2g}, and "
+        "radius and epsilon are in one unit for all of them. Standardize each feature, (x - mean) / deviation, or "
+        "scale it to bounds such as (0, 1)"
     )
 
 
@@ -82,11 +102,3 @@ def apart(spent: float, radius: float, gamma: float, gamma_min: float, maximizer
         # At the least price that is allowed, samples go as far as they gain by it.
         return " and no more: gamma is at its floor. Lower gamma_min, or take a smaller rho"
     return "" if abs(spent - radius) < 0.1 * radius else ": gamma has not settled. Train longer"
-
-
-def _cost_of_one_point(cost: Cost, x: Tensor) -> float:
-    """What a move to one point costs samples drawn from the data, with the better of two points."""
-    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MOST_SAMPLES]
-    x = x[chosen.to(x.device)]
-    points = x.mean(0), (x.amin(0) + x.amax(0)) / 2  # the best for costs of squares, and for the largest change
-    return min(float(cost(x, point.expand_as(x)).mean()) for point in points)
