@@ -13,6 +13,14 @@ from rhobust.errors import DataError
 _EXACT = 2**24  # up to here float32 tells whole numbers apart
 
 
+def as_numbers(data: object, model: nn.Module) -> tuple[object, tuple[str, ...]]:
+    """A pair (x, y) with x as `features_of` and y as `class_numbers`, and the names of the classes; else the data."""
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        return data, ()
+    y, names = class_numbers(data[1]) or (data[1], ())
+    return (features_of(data[0], model), y), names
+
+
 def features_of(x: Any, model: nn.Module) -> Any:
     """Whole numbers of an array as floating point numbers, and a DataFrame of numbers as an array.
 

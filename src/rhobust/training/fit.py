@@ -13,7 +13,7 @@ from rhobust.charts.axes import drawable
 from rhobust.charts.drawings import draw_training
 from rhobust.checks import seed_problems
 from rhobust.costs import Cost
-from rhobust.data.arrays import class_numbers, features_of
+from rhobust.data.arrays import as_numbers
 from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import FixedGamma, GammaRule
@@ -197,11 +197,7 @@ def fit(
         perturb=perturb,
         batch_norm=batch_norm,
     )
-    classes: tuple[str, ...] = ()
-    if perturb is None and isinstance(data, tuple | list) and len(data) == 2:
-        x, y = data
-        y, classes = class_numbers(y) or (y, ())
-        data = features_of(x, model), y
+    data, classes = (data, ()) if perturb is not None else as_numbers(data, model)
     observer = observer or Observer()
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     whole = batches.whole()
