@@ -191,6 +191,16 @@ def test_the_settings_page_s_own_model_trains(tmp_path: Path, monkeypatch: pytes
     assert rhobust.load(tmp_path / "runs" / "own").config.model_args == {"width": 64}
 
 
+def test_the_page_on_models_has_code_that_runs() -> None:
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="still falls"):
+        exec(blocks("docs/models.md")[0], names)
+    assert names["trained"].rho_eff > 0
+    assert names["found"].error("cascade-l2", 0.5) >= names["found"].clean
+    assert names["bounds"][0].attained <= names["bounds"][0].bound
+
+
 def test_the_settings_page_names_every_knob_once() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", page[page.index("| knob |") : page.index("## Models")], re.MULTILINE)

@@ -17,7 +17,7 @@ from torch.optim import optimizer as optimizers
 
 import rhobust
 from rhobust.ascent import Ball, PenalizedAscent
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Silent
 
 CLIP = r"gamma was clipped .*Clip objective\.model\.parameters\(\) instead of objective\.parameters\(\)"
 STEP = r"steps gamma as if it were a weight.*model\.parameters\(\) .*rhobust\.ProximalOptimizer\((Adam|SGD)\("
@@ -238,6 +238,6 @@ def test_a_copy_is_watched_by_itself() -> None:
 def test_a_training_of_the_library_watches_nothing() -> None:
     before = len(optimizers._global_optimizer_post_hooks)
     data, optimizer = draw()(), torch.optim.Adam((model := build().model).parameters(), lr=0.1)
-    trained = rhobust.fit(model, data, method="spgda-loss", radius=0.1, optimizer=optimizer, observer=Observer())
+    trained = rhobust.fit(model, data, method="spgda-loss", radius=0.1, optimizer=optimizer, observer=Silent())
     assert len(optimizers._global_optimizer_post_hooks) == before
     assert trained.objective.gamma._post_accumulate_grad_hooks is None

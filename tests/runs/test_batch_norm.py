@@ -21,7 +21,7 @@ from rhobust.models.resnet import resnet
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.start import train_run
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.record import Record
 
 SETTINGS = {
@@ -124,7 +124,7 @@ def test_no_verb_measures_a_model_that_couples_samples_in_every_mode() -> None:
         rhobust.evaluate(model, some, bounds=(-1, 1))
     with pytest.raises(Refused, match="has no running statistics"):
         rhobust.certify(model, some, loss=cross_entropy, radii=[0.1])
-    rhobust.fit(model, (some.x, some.y), method="erm", epochs=1, observer=Observer())
+    rhobust.fit(model, (some.x, some.y), method="erm", epochs=1, observer=Silent())
 
 
 def test_a_last_batch_of_one_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:

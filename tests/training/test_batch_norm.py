@@ -18,7 +18,7 @@ from rhobust.errors import DataError, Refused
 from rhobust.losses import cross_entropy
 from rhobust.models import to_group_norm
 from rhobust.models.resnet import resnet
-from rhobust.training.observers import Observer
+from rhobust.training.observers import Observer, Silent
 from rhobust.training.weight_average import WeightAverage
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_an_observer_hears_once_that_the_ascent_is_beyond_the_theory(way: str, t
 
 
 def test_a_later_loop_with_the_objective_of_a_training_is_not_told_again() -> None:
-    trained = rhobust.fit(network(), (SOME.x, SOME.y), method="fgsm", epochs=1, observer=Observer())
+    trained = rhobust.fit(network(), (SOME.x, SOME.y), method="fgsm", epochs=1, observer=Silent())
     assert trained.objective(SOME.x, SOME.y).value.isfinite()  # a warning would be an error
 
 
@@ -104,16 +104,16 @@ def test_a_last_batch_of_one_is_refused_before_the_first_step(kind: str, method:
         rhobust.fit(model, data, method=method, epochs=1, **how)
     assert same(model, before)
     for way_out in (to_group_norm(model), model.eval()):
-        rhobust.fit(way_out, data, method=method, epochs=1, observer=Observer(), **how)
+        rhobust.fit(way_out, data, method=method, epochs=1, observer=Silent(), **how)
 
 
 def test_a_loader_that_drops_the_batch_of_one_or_hides_it_is_told_apart() -> None:
     data = TensorDataset(SOME.x[:65], SOME.y[:65])
     dropped = DataLoader(data, batch_size=32, drop_last=True)
-    assert rhobust.fit(network(), dropped, method="erm", epochs=1, observer=Observer()).history
+    assert rhobust.fit(network(), dropped, method="erm", epochs=1, observer=Silent()).history
     hidden = DataLoader(data, batch_sampler=[[*range(64)], [64]])
     with pytest.raises(DataError, match="a batch of one sample has none"):  # at the batch itself
-        rhobust.fit(network(), hidden, method="erm", epochs=1, observer=Observer())
+        rhobust.fit(network(), hidden, method="erm", epochs=1, observer=Silent())
 
 
 @pytest.mark.parametrize(
