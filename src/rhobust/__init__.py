@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rhobust.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rhobust import ascent, costs, data, errors, memory, models, regularizers
+    from rhobust import ascent, costs, data, errors, losses, memory, models, regularizers
     from rhobust.box import Box
     from rhobust.certificates.certify import certify
     from rhobust.evaluation.evaluate import evaluate
@@ -47,6 +47,7 @@ __all__ = [
     "evaluate",
     "fit",
     "load",
+    "losses",
     "memory",
     "methods",
     "models",

@@ -43,7 +43,8 @@ class RobustObjective(nn.Module):
     With zeta held fixed, d value / d theta = mean grad_theta loss(zeta) and d value / d gamma = rho - mean c.
     For a maximizer that is its own constraint (Identity, Ball) the value is the mean loss at zeta, and gamma is idle.
 
-    `loss(model(x), y)` gives one number per sample, (B,). `radius` is rho, the bound on E c, in the units of `cost`
+    `loss(model(x), y)` gives one number per sample, (B,); PyTorch's own losses for regression are averaged over the
+    numbers of a sample. `radius` is rho, the bound on E c, in the units of `cost`
     (default: squared l2, summed over features). `maximizer` solves the inner sup (default: `Oracle`). `gamma` is where
     the dual variable starts and `gamma_min` its floor. `bounds` is the box that x and zeta live in, if there is one.
     With `temper` above 0, (1 - e^(-temper loss)) / temper takes the place of the loss in psi and in the value

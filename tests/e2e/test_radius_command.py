@@ -125,12 +125,12 @@ def test_a_ball_is_printed_and_written_as_the_library_finds_it(tmp_path: Path) -
         (
             "--from digits --to old.csv",
             ConfigError,
-            ["there is no such", "'old.csv' is a table, which has no features yet"],
+            ["there is no such", "'old.csv' is a table, and tables are not measured here"],
         ),
         (
             "--data old.csv --from train --to test",
             ConfigError,
-            ["there is no such", "'old.csv' is a table, which has no features yet"],
+            ["there is no such", "'old.csv' is a table, and tables are not measured here"],
         ),
         ("--from digit:test --to digits", ConfigError, ["did you mean 'digits'"]),
         ("--data digit --from train --to digits", ConfigError, ["did you mean 'digits'"]),

@@ -219,7 +219,9 @@ def test_a_radius_that_is_not_spent_is_remarked_on(tmp_path: Path) -> None:
     ):
         config = Config.resolve(common, {"radius": radius, "cap": cap, "gamma_rule": rule})
         run = train_run(tmp_path / f"{radius}-{rule[:5]}", config)
-        found = re.search(rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g}(.*)$", summary(run))
+        found = re.search(
+            rf"^12 steps, loss .*E\[c\] [\d.e-]+ of rho {radius:g} \([\d.]+ deviations a feature\)(.*)$", summary(run)
+        )
         assert found
         assert found[1] == remark
 

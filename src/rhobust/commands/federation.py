@@ -171,8 +171,9 @@ def _follow(fed: Path, path: Path, settings: Config | None, deadline: float, qui
 
     again, before = f"rhobust federation submit {fed} --resume {path}", Run(path).finished
     label = f"resuming {path}" if settings is None else f"{settings.name} at {fed}"
+    task = (settings or Run.find(path).config()).task
     try:
-        with interruptible(), TrainingProgress(ERR, label, quiet) as progress:
+        with interruptible(), TrainingProgress(ERR, label, quiet, task) as progress:
             Submission(Kits.find(fed), path, deadline, progress, settings).follow()
     except KeyboardInterrupt:
         begun = (path / "config.toml").exists()

@@ -43,6 +43,7 @@ _FEWEST = 8  # samples from which on the constant answer is compared with the mo
 _DEVIATIONS = 2.0  # standard errors of a difference that chance does not explain
 _NOTABLE = 0.02  # a difference below this share of the loss is too small to matter
 _MISSED = 0.25  # one step that gains less than this share of what forty gain
+_LEAST, _MOST = 0.1, 10.0  # deviations and means of y that are learned as they are
 _FLAT = 0.05  # share of samples without any slope that is too much
 _CONSTANTS = 21  # quantiles of y that are tried as constant answers, beside its mean
 _CAUSES = (
@@ -171,13 +172,14 @@ def _worst(grid: Sequence[float], found: Sequence[Sequence[Raised]]) -> list[Rai
 def learned(attacker: RegressionAttacks, samples: Samples, cause: str = _CAUSES) -> tuple[list[Flag], set[str]]:
     """The check that the mean loss is below that of the best constant answer, and its name where it could be made."""
     output = attacker.outputs(samples.x)
-    y = matched(output, samples.y).to(output)
+    y = matched(output, samples.y).double()
     if len(y) < _FEWEST or bool((y == y[:1]).all()):
         return [], set()
     shares = torch.linspace(0, 1, _CONSTANTS, dtype=y.dtype, device=y.device)
     answers = torch.cat([y.mean(0, keepdim=True), y.quantile(shares, dim=0)])  # (answers, k)
     losses = [
-        losses_of(attacker.loss, answer.expand_as(y).reshape(output.shape), samples.y) for answer in answers.unbind()
+        losses_of(attacker.loss, answer.expand_as(y).reshape(output.shape).to(output.dtype), samples.y)
+        for answer in answers.unbind()
     ]
     constant = min(losses, key=lambda of_answer: float(of_answer.mean()))
     own = losses_of(attacker.loss, output, samples.y)
@@ -191,6 +193,10 @@ def learned(attacker: RegressionAttacks, samples: Samples, cause: str = _CAUSES)
 def learned_nothing(model: nn.Module, loss: PerSampleLoss, samples: Samples, batch_size: int, cause: str) -> str | None:
     """Why a regression that was trained is of no use, if so, judged on some of the samples."""
     some = samples[spread_out(samples, _JUDGED)]
+    mean, deviation = (float(value) for value in (samples.y.double().mean(), samples.y.double().std()))
+    if not _LEAST < deviation < _MOST or abs(mean) > _MOST:
+        cause += f". y has mean {mean:.3g} and deviation {deviation:.3g}: standardized, (y - mean) / deviation, it is "
+        cause += "learned faster"
     flags, _ = learned(RegressionAttacks(model, loss, None, 1, 0, batch_size), some, cause)
     return flags[0].message if flags else None
 

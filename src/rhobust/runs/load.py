@@ -66,7 +66,7 @@ def load(path: str | Path) -> TrainedModel:
     if is_own(config.model):
         _check_source(run, config)
     try:
-        outputs = state["outputs"] if "outputs" in state else state["classes"]  # as older runs call them
+        outputs = state["classes"] if "classes" in state else state["outputs"]  # as older runs call them
         shape, bounds = Size(state["shape"]), _bounds(state["bounds"])
         model = _with_weights(config, shape, outputs, state["model"])
         kept = state.get("preprocessing")  # older runs have none, and no names

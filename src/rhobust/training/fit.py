@@ -30,9 +30,9 @@ from rhobust.training.compose import central_engine, compose
 from rhobust.training.loop import train
 from rhobust.training.observers import Observer
 from rhobust.training.record import Record, rho_eff
-from rhobust.training.remarks import apart, remarks, remarks_on_inputs, useless
+from rhobust.training.remarks import apart, remarks, useless, watched
 from rhobust.training.schedule import SCHEDULES
-from rhobust.training.spread import InputSpread, WatchedBatches, deviations, per_feature, price_of
+from rhobust.training.spread import deviations, per_feature, price_of
 from rhobust.training.stopping_rule import Epochs, epochs_problem, most_epochs, schedule_problem, stopping_rule
 from rhobust.training.trend import unsettled
 
@@ -135,12 +135,13 @@ def fit(
 
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
     neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision. x may
-    be a DataFrame of numbers or an array of whole numbers, and y may be text, whose names `Fit.classes` has.
-    Batches have 128 samples; a loader brings its own. The optimizer defaults to Adam with the paper's learning rate,
-    0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as 0.999,
-    the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on from
-    where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning rate
-    changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
+    be a DataFrame of numbers or an array of whole numbers, and y may be text, whose names `Fit.classes` has. Batches
+    have 128 samples; a loader brings its own. For a regression `loss` is one of `rhobust.losses`, such as
+    `squared_error`, or of PyTorch's with `reduction="none"`. The optimizer defaults to Adam with the paper's learning
+    rate, 0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as
+    0.999, the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on
+    from where that of the epoch before ended (`Memory`; for tensors and arrays only). `schedule` is how the learning
+    rate changes over the training: constant, cosine or one-cycle. `batch_norm` is how BatchNorm layers are treated
     (`batch_norm.WAYS`). Of an x that is a dict or a tuple of tensors, or holds token numbers, `perturb` names what
     moves: a key, an index or a submodule (`Perturb`). With `epochs` "auto" the training ends where the objective has
     settled, at a constant rate and within 10,000 epochs. An `observer`, a subclass of `rhobust.Observer`, sees steps,
@@ -201,17 +202,10 @@ def fit(
     observer = observer or Observer()
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None)
     whole = batches.whole()
-    if whole is None and perturb is None:
-
-        def tell(inputs: InputSpread) -> None:
-            for remark in remarks_on_inputs(objective, inputs):
-                observer.warned(remark)
-
-        batches = WatchedBatches(batches, objective.cost, tell)
     engine = central_engine(
         objective,
         proximal,
-        batches,
+        watched(batches, objective, observer.warned),
         most_epochs(epochs),
         precision=precision,
         ema=ema,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from torch import Tensor
 
 from rhobust.ascent.maximizer import Maximizer
+from rhobust.data.batches import Batches
 from rhobust.data.samples import Samples
 from rhobust.evaluation.regression import learned_nothing as nothing_predicted
 from rhobust.evaluation.trust import learned_nothing
 from rhobust.losses import is_regression
 from rhobust.objective import RobustObjective
-from rhobust.training.spread import InputSpread, spread_of
+from rhobust.training.spread import InputSpread, WatchedBatches, spread_of
 from rhobust.training.weight_average import reach
 
 _LARGEST_DEVIATION = 100.0  # of inputs that are taken to be scaled
@@ -34,6 +36,18 @@ def remarks_on_inputs(objective: RobustObjective, inputs: InputSpread) -> list[s
     """Why the radius may not mean for these inputs what it should."""
     found = (one_point_suffices(objective, inputs), unscaled(objective, inputs))
     return [remark for remark in found if remark is not None]
+
+
+def watched(batches: Batches, objective: RobustObjective, warned: Callable[[str], None]) -> Batches:
+    """The same batches; the first ones of a loader or a `Dataset` are remarked on as they pass."""
+    if batches.whole() is not None or objective.perturb is not None:
+        return batches
+
+    def tell(inputs: InputSpread) -> None:
+        for remark in remarks_on_inputs(objective, inputs):
+            warned(remark)
+
+    return WatchedBatches(batches, objective.cost, tell)
 
 
 def one_point_suffices(objective: RobustObjective, inputs: InputSpread) -> str | None:
