@@ -231,6 +231,7 @@ BAD: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("a,b,y\n1,é,0\n2,u,1\n".encode("latin1"), {}, r"column 'b' is not UTF-8 text .*iconv -f latin1 -t utf-8"),
     ("a,y\n1,0\n".encode("utf-16"), {}, "is UTF-16, not a csv file in UTF-8"),
     (b"a,y\n\x00,0\n", {}, "bytes that are no text"),
+    (b"PK\x03\x04\x14\x00", {}, "is a zip or Excel file, not a csv file"),
     ("a,y\n1,5\n", {"target": "y"}, "target 'y' is '5' in every row"),
     ("a,y\n1,0\n2,\n", {}, "target 'y' is missing in row 2"),
     ("a,y\n1,\n2,\n", {}, "target 'y' has no values"),

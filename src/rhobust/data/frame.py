@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rhobust.data.csv_dialect import dialect, is_number
 from rhobust.errors import ConfigError, DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -20,18 +19,9 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 """What a field without a value may hold."""
 
-_SEPARATORS = (",", ";", "\t", "|")
-_OTHER_ENCODINGS = {
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"PK": "a zip or Excel file",
-    b"PAR1": "a parquet file",
-}
-_HEAD = 2**16  # bytes in which the header is looked for
 _MOST_CATEGORIES = 1000  # of a column that is kept as a dictionary while it is read
 _UNPACKS_TO, _UNPACKS_BY = 2**28, 200  # bytes, and times the size of a file
 _SHOWN = 20  # names of columns, in a message
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,7 @@ class Frame:
                 _check_size(pa.parquet.ParquetFile(path).metadata, path)
                 content = pa.parquet.read_table(path)
             else:
-                separator, unnamed = _dialect(path)
+                separator, unnamed = dialect(path)
                 content = pa.csv.read_csv(
                     path,
                     parse_options=pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
@@ -208,7 +198,7 @@ class Frame:
     @staticmethod
     def _first_word(column: Words) -> tuple[int, str]:
         """The first value that is no number, and its row."""
-        wrong = np.array([not _NUMBER.fullmatch(word) for word in column.words] + [False])
+        wrong = np.array([not is_number(word) for word in column.words] + [False])
         row = int(wrong[column.codes].argmax())
         return row, column.words[column.codes[row]]
 
@@ -234,7 +224,7 @@ def listed(names: Iterable[str]) -> str:
 
 def numeric_share(column: Words) -> float:
     """The share of the words that are numbers, be it with a decimal comma."""
-    return sum(bool(_NUMBER.fullmatch(word.replace(",", "."))) for word in column.words) / len(column.words)
+    return sum(is_number(word.replace(",", ".")) for word in column.words) / len(column.words)
 
 
 def _is_real(pa: Any, kind: Any) -> bool:
@@ -265,37 +255,3 @@ def _check_size(metadata: Any, path: Path) -> None:
     unpacked, size = 8 * metadata.num_rows * metadata.num_columns, path.stat().st_size
     if unpacked > max(_UNPACKS_TO, _UNPACKS_BY * size):
         raise DataError(f"{path} has {size} bytes and would unpack to {unpacked}; it is damaged")
-
-
-def _dialect(path: Path) -> tuple[str, bool]:
-    """The separator of a csv file, and whether its first column is an unnamed index; refuses what has no header."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    if not head.strip():
-        raise DataError(f"{path} is empty")
-    for mark, kind in _OTHER_ENCODINGS.items():
-        if head.startswith(mark):
-            raise DataError(f"{path} is {kind}, not a csv file in UTF-8; save it as one")
-    if b"\x00" in head:
-        raise DataError(f"{path} holds bytes that are no text; save it as a csv file in UTF-8")
-    line = next(line for line in head.splitlines() if line.strip()).decode(errors="replace").removeprefix("\ufeff")
-    outside = re.sub(r'"[^"]*"', '""', line)
-    separator = max(_SEPARATORS, key=outside.count)
-    names = [name.strip() for name in next(csv.reader([line], delimiter=separator))]
-    numbers = [name for name in names if _NUMBER.fullmatch(name)]
-    if numbers and not _counts(numbers):
-        raise DataError(
-            f"{path} has no header: its first line holds the numbers {', '.join(numbers[:5])}. Write the names of the "
-            "columns into the first line"
-        )
-    return separator, not names[0]
-
-
-def _counts(numbers: Sequence[str]) -> bool:
-    """Whether these names of columns count up by one, as those of a DataFrame without names do.
-
-    >>> _counts(["0", "1", "2"]), _counts(["39", "77516"])
-    (True, False)
-    """
-    first = int(numbers[0]) if numbers[0].isdecimal() else 0
-    return list(numbers) == [str(first + number) for number in range(len(numbers))] and len(numbers) > 1
