@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,14 @@ def test_a_table_of_arrow_is_taken_as_any_frame_that_hands_one_over() -> None:
             return pyarrow.table(train).__arrow_c_stream__(requested_schema)
 
     assert Table.fit(Handed(), "income") == Table.fit(pyarrow.table(train), "income") == Table.fit(train, "income")
+
+
+def test_without_pyarrow_a_table_is_one_clear_error_and_the_rest_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # importing it now fails
+    with pytest.raises(ConfigError, match=r"tables need pyarrow: pip install 'rhobust\[tables\]'"):
+        loaded(written(tmp_path, "a,income\n1,u\n2,v\n"))
+    with pytest.raises(ConfigError, match="tables need pyarrow"):
+        Table.fit({"a": [1, 2], "y": [0, 1]}, "y")
+    assert load_data("digits").classes == 10
