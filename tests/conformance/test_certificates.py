@@ -22,7 +22,7 @@ from rhobust.certificates.exact import LinearSup, curvature_bound
 from rhobust.costs import Cost, SquaredL2, SquaredLinf, SquaredLp
 from rhobust.data.samples import Samples
 from rhobust.errors import ConfigError, DataError, Refused
-from rhobust.losses import PerSampleLoss, cross_entropy
+from rhobust.losses import Huber, PerSampleLoss, Quantile, cross_entropy
 from rhobust.models.catalog import build_model
 from rhobust.runs.config import Config
 from rhobust.runs.load import TrainedModel
@@ -389,8 +389,10 @@ class TestStatus:
     ("owner", "name"),
     [
         *((nn.Module, name) for name in ("__call__", "_wrapped_call_impl", "_call_impl")),
-        *((kind, "forward") for kind in (nn.Linear, nn.Flatten, nn.Sequential, nn.CrossEntropyLoss, nn.MSELoss)),
-        *((nn.functional, name) for name in ("linear", "cross_entropy", "mse_loss")),
+        *((kind, "forward") for kind in (nn.Linear, nn.Flatten, nn.Sequential)),
+        *((kind, "forward") for kind in (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss)),
+        *((kind, "__call__") for kind in (Huber, Quantile)),
+        *((nn.functional, name) for name in ("linear", "cross_entropy", "mse_loss", "l1_loss", "huber_loss")),
     ],
     ids=lambda part: getattr(part, "__name__", part),
 )

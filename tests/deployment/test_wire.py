@@ -390,6 +390,18 @@ def test_sites_prepare_their_rows_as_the_coordinator_does(tmp_path: Path) -> Non
         SiteWork.built(settings, LocalData("digits"), "a")
 
 
+def test_a_site_has_numbers_where_the_task_is_a_regression(tmp_path: Path) -> None:
+    local = LocalData(str(tmp_path / "own.npz"))
+    np.savez(local.data, x=np.linspace(-1, 1, 24).reshape(6, 4), y=np.arange(6) - 2.5)
+    asked = {"method": "drfl-loss", "radius": 1, "task": "regression", "model": "linear", "data": local.data}
+    common = {"shape": [4], "classes": 0, "bounds": [-1.0, 1.0], "workers": ["a"]}
+    work = SiteWork.built({"config": Config.resolve(asked).to_toml(), **common}, local, "a")
+    assert work.worker.objective.model(work.samples.x).shape == (len(work.samples), 1)
+    classes = Config.resolve(asked | {"method": "drfl", "task": "classification"}).to_toml()
+    with pytest.raises(DataError, match="y must be whole numbers"):
+        SiteWork.built({"config": classes, **common}, local, "a")
+
+
 NETS = """
 from torch import nn
 

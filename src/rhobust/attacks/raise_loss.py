@@ -83,13 +83,8 @@ def raise_loss(
         problem = objective.problem(x, y)
         best = Raised(problem.z, _at(problem, problem.z), 0)
         for run in range(restarts if way.ball.random_start else 1):
-            zeta, outside = verified(
-                problem.z,
-                _climbed(problem, way.ball if run else replace(way.ball, random_start=False)),
-                way.ball,
-                bounds,
-                problem.mask,
-            )
+            ball = way.ball if run else replace(way.ball, random_start=False)
+            zeta, outside = verified(problem.z, _climbed(problem, ball), ball, bounds, problem.mask)
             best = _better(best, Raised(zeta, _at(problem, zeta), outside))
     return best
 

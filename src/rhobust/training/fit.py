@@ -223,6 +223,8 @@ def fit(
     ended = stop is not None or history[-1].epoch + 1 < engine.epochs  # by the rule, its limit or the observer
     if not ended and (doubt := unsettled([asdict(record) for record in history], schedule)):
         observer.warned(doubt)
-    price = None if whole is None else price_of(deviations(whole.x, objective.cost, bounds), objective.cost)
-    move = None if price is None else per_feature(objective.radius, price)
-    return Fit(objective, proximal, history, move, classes)
+    typical = None
+    if whole is not None and objective.radius:
+        price = price_of(deviations(whole.x, objective.cost, bounds), objective.cost)
+        typical = per_feature(objective.radius, price)
+    return Fit(objective, proximal, history, typical, classes)

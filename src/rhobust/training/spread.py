@@ -53,23 +53,24 @@ class InputSpread:
     def __init__(self, cost: Cost) -> None:
         self.cost, self.count = cost, 0
         self._mean = self._squares = self._low = self._high = torch.zeros(())
-        self._spent = [
-            0.0,
-            0.0,
-        ]  # on moves to the mean, and to the middle: the best for sums and for the largest change
+        # On moves to the mean, the best for costs of squares, and to the middle, that for the largest change.
+        self._spent = (0.0, 0.0)
 
     def add(self, x: Tensor) -> None:
         """Some more inputs, (B, ...)."""
         values, before, self.count = x.detach().double(), self.count, self.count + len(x)
-        mean = values.mean(0)
-        apart = mean - self._mean
-        self._squares = self._squares + (values - mean).square().sum(0) + apart.square() * before * len(x) / self.count
+        center = values.mean(0)
+        apart = center - self._mean
+        self._squares = (
+            self._squares + (values - center).square().sum(0) + apart.square() * before * len(x) / self.count
+        )
         self._mean = self._mean + apart * len(x) / self.count
         self._low = torch.minimum(self._low, values.amin(0)) if before else values.amin(0)
         self._high = torch.maximum(self._high, values.amax(0)) if before else values.amax(0)
-        points = self._mean, (self._low + self._high) / 2
-        costs = (self.cost(x, point.to(x).expand_as(x)).sum() for point in points)
-        self._spent = [spent + float(cost) for spent, cost in zip(self._spent, costs, strict=True)]
+        mean, middle = (
+            float(self.cost(x, point.to(x).expand_as(x)).sum()) for point in (self._mean, (self._low + self._high) / 2)
+        )
+        self._spent = self._spent[0] + mean, self._spent[1] + middle
 
     @property
     def to_one_point(self) -> float:
