@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.digits
 	$(BIN)/python -m benchmarks.radius
 	$(BIN)/python -m benchmarks.schedules
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.mnist
 	$(BIN)/python -m benchmarks.federated
 

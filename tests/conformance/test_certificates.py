@@ -296,7 +296,9 @@ class TestCurvature:
         model = build_model("linear", torch.Size([1, 2, 2]), 3)
         bound = known(curvature_bound(model, cross_entropy))
         assert bound > 0
-        assert curvature_bound(TrainedModel(model, Config(), 1.0, BOX), cross_entropy) == bound  # as it is loaded
+        assert (
+            curvature_bound(TrainedModel(model, Config(), 1.0, BOX, torch.Size([3])), cross_entropy) == bound
+        )  # as it is loaded
 
 
 class TestStatus:

@@ -204,7 +204,12 @@ def test_npz_with_numbers_with_bytes_and_with_a_test_set(tmp_path: Path) -> None
     ("arrays", "message"),
     [
         ({"x": np.zeros((3, 2))}, "has no array y; it has x"),
-        ({"X": np.zeros((3, 2)), "Y": np.zeros(3, dtype=int)}, "has no array x nor y; it has X, Y$"),
+        ({"A": np.zeros((3, 2)), "B": np.zeros(3, dtype=int)}, "has no array x nor y; it has A, B$"),
+        ({"X": np.zeros((3, 2)), "x": np.zeros((3, 2))}, "it has both X.npy and x.npy"),
+        (
+            {"x": np.eye(3), "y": np.array(list("abc")), "x_test": np.eye(3), "y_test": np.zeros(3)},
+            "y must be whole",
+        ),
         ({"x": np.zeros((3, 2)), "labels": np.array([{}])}, "has no array y; it has x, labels$"),
         ({f"{letter}\nz" + 99 * "z": np.zeros(1) for letter in "ab"}, "has no array x nor y; it has none$"),
         ({f"a{number}" + 99 * "z": np.zeros(1) for number in range(50)}, "it has a0z{38}, a1z{38}, .*z and 40 more$"),
@@ -230,6 +235,15 @@ def test_an_unusable_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], mess
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=message):
         from_npz(path)
+
+
+def test_names_of_arrays_may_be_capital_and_labels_may_be_text(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.array(["dog", "cat"] * 10)
+    np.savez(tmp_path / "small.npz", x=x, y=(y == "dog").astype(int), x_test=x[:3], y_test=np.array([2, 1, 0]))
+    np.savez(tmp_path / "large.npz", X=x, Y=y, X_test=x[:3], Y_test=np.array(["owl", "dog", "cat"]))
+    small, large = (load_data(str(tmp_path / f"{name}.npz")) for name in ("small", "large"))
+    assert (small.train.digest(), small.test.digest()) == (large.train.digest(), large.test.digest())
+    assert (small.test.names, large.test.names, large.classes) == ((), ("cat", "dog", "owl"), 3)
 
 
 @pytest.mark.parametrize("y", [np.array([0.5, -2.0, 7.0]), np.array([[0.5], [-2], [7]]), np.array([3, -1, 900])])

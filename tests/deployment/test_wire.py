@@ -24,6 +24,8 @@ from nvflare.collab.runtime.controller import CollabController
 from nvflare.collab.runtime.defs import SETUP_TASK_NAME, SYNC_TASK_NAME
 from nvflare.fuel.utils import fobs
 
+from rhobust.data.frame import Frame
+from rhobust.data.table import Table
 from rhobust.deployment import coordinator as coordinator_module
 from rhobust.deployment import site as site_module
 from rhobust.deployment.controller import PatientController
@@ -37,6 +39,7 @@ from rhobust.deployment.wire import Message, from_task, from_upload, to_task, to
 from rhobust.errors import ConfigError, DataError, Halted, RunError
 from rhobust.federation.messages import Task, Upload
 from rhobust.runs.config import Config
+from rhobust.runs.run_data import run_data
 
 THETA = torch.tensor([0.1, -1e-45, 3e38, -0.0])
 TASK = Task(7, THETA, 0.3)
@@ -355,6 +358,36 @@ def test_data_that_do_not_fit_the_model_are_refused_by_the_site(
         SiteWork.built(settings | wrong, local, "b")
     with pytest.raises(DataError, match="no samples here"):
         SiteWork.built(settings, LocalData(local.data, share="99/99"), "b")
+
+
+def test_sites_prepare_their_rows_as_the_coordinator_does(tmp_path: Path) -> None:
+    """One has a category that the coordinator does not know, the other a wider range and columns in another order."""
+    hub, site = tmp_path / "hub.csv", tmp_path / "site.csv"
+    hub.write_text("age,town,y\n" + "".join(f"{row},{'Ulm' if row % 3 else 'Bonn'},{row % 2}\n" for row in range(40)))
+    site.write_text(
+        "y,town,age\n" + "".join(f"{row % 2},{'Kiel' if row % 3 else 'Bonn'},{row - 9}\n" for row in range(60))
+    )
+    asked = {"data": str(hub), "target": "y", "method": "drfl", "radius": 1.0, "workers": 1, "threads": 1}
+    config = Config.resolve(asked, {"clip_to_training": True})
+    data = run_data(config)
+    assert data.preprocessing is not None
+    table = Table.from_json(data.preprocessing)
+    settings: Message = {
+        **{"config": config.to_toml(), "shape": list(data.train.x.shape[1:]), "classes": 2, "workers": ["a"]},
+        "preprocessing": json.dumps(data.preprocessing),
+    }
+    work = SiteWork.built(settings, LocalData(str(site)), "a")
+    assert len(work.samples) == 48
+    raw = Frame.read(site, table.text)
+    rows = {tuple(row) for row in table.inputs(raw, lambda _: None).tolist()}
+    assert {tuple(row) for row in work.samples.x.tolist()} <= rows
+    lower, upper = table.range
+    assert bool(((lower <= work.samples.x) & (work.samples.x <= upper)).all())
+    unclipped = Config.resolve(asked)
+    with pytest.raises(ConfigError, match="sites train on a table with clip_to_training=true only"):
+        Coordinator("", "", [], 1.0)._engine(unclipped, run_data(unclipped), torch.device("cpu"))
+    with pytest.raises(ConfigError, match="is no table"):
+        SiteWork.built(settings, LocalData("digits"), "a")
 
 
 def test_a_site_has_numbers_where_the_task_is_a_regression(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import rhobust
-from benchmarks import digits, drfl, evaluation, federated, gpu, mnist, overhead, radius, schedules
+from benchmarks import digits, drfl, evaluation, federated, gpu, mnist, overhead, radius, schedules, tables
 from benchmarks.command import read_json
 from rhobust.ascent import Maximizer, Point, Problem, Step, maximize
 from rhobust.charts.svg import to_svg
 from rhobust.commands.app import app
 from rhobust.costs import Cost, SquaredL2, lp_norm, per_sample
+from rhobust.data.table_settings import TableSettings
 from rhobust.federation.settings import Federation
 from rhobust.losses import cross_entropy
 from rhobust.regularizers import Regularizer
@@ -43,7 +44,7 @@ def blocks(page: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "benchmark"),
     [
-        *(("docs/benchmarks.md", benchmark) for benchmark in (overhead, mnist, gpu, federated)),
+        *(("docs/benchmarks.md", benchmark) for benchmark in (overhead, mnist, gpu, federated, tables)),
         *(("docs/drfl.md", drfl), ("docs/choosing-the-radius.md", radius), ("README.md", digits)),
     ],
 )
@@ -62,6 +63,7 @@ def test_every_goal_of_the_benchmarks_page_is_met() -> None:
     found = read_json(overhead.RESULTS)
     rows = found["time"] + found["memory"]
     assert not [row["measured"] for row in rows if row["goal"] and row["ratio"] > row["goal"]]
+    assert tables.ratio(read_json(tables.RESULTS)) <= tables.GOAL
     rows = read_json(gpu.RESULTS)["rows"]
     best = {name: row["engine_ms"] for name, row in rows.items() if name.endswith("bfloat16") and "engine_ms" in row}
     goals = {"spgd/128": 2.7, "ten penalized steps/128": 2.7, "spgda-loss/128": 0.6, "spgd/2048": 19.7}
@@ -174,7 +176,7 @@ def test_the_readme_s_loop_and_call_train() -> None:
 
 def test_the_settings_page_has_the_help_of_every_setting() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    for owner in (Config, Federation):
+    for owner in (Config, Federation, TableSettings):
         rows = [f"| `{one.key}` | {one.default} | {one.help} |" for one in settings_of(owner).values()]
         table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
         assert table in page, f"docs/settings.md should have this table:\n{table}"
@@ -286,3 +288,21 @@ def test_the_page_on_evaluation_has_the_tables_of_the_committed_cells() -> None:
 
 def test_the_page_on_benchmarks_has_the_table_of_the_schedules() -> None:
     assert schedules.table(read_json(schedules.RESULTS)) in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:the objective still falls", "ignore:the clean error")
+def test_the_page_on_tables_goes_from_a_frame_to_predictions() -> None:
+    (block,) = blocks("docs/tables.md")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    draw = np.random.default_rng(0)
+    ages, jobs = draw.integers(18, 80, 2000), draw.choice(["clerk", "nurse"], 2000)
+    income = np.where(ages > 50, "high", "low")
+    frame = {"id": [f"p{row}" for row in range(2000)], "age": ages, "job": jobs, "income": income}
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"frame": frame, "later": frame}
+    exec(block, names)
+    assert names["table"].features == ("age", "job=clerk", "job=nurse")
+    assert list(names["predictions"]) == ["prediction", "probability of high", "probability of low"]
+    right = (names["predictions"]["prediction"] == income).mean()
+    assert right == pytest.approx(1 - names["found"].clean)
+    assert right > 0.8

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import rhobust
 from rhobust.commands.app import app, main
 from rhobust.data import digits
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError, RhobustError
 from rhobust.evaluation.shifts import evaluate_shifts
 from rhobust.federation.settings import Federation
@@ -180,21 +181,22 @@ def test_a_run_is_certified_at_its_own_radius_too(tmp_path: Path) -> None:
     [
         (
             "train",
-            "data data-dir task loss train-samples model method radius epochs batch-size learning-rate seed device",
+            "data data-dir target test drop fixed clip-to-training task loss train-samples model method radius epochs "
+            "batch-size learning-rate seed device",
             {},
         ),
         (
             "federate",
-            "data data-dir task loss train-samples model method radius workers partition rounds batch-size "
-            "participation local-steps aggregator weights byzantine byzantine-attack evaluate-every learning-rate seed "
-            "device",
+            "data data-dir target test drop fixed clip-to-training task loss train-samples model method radius workers "
+            "partition rounds batch-size participation local-steps aggregator weights byzantine byzantine-attack "
+            "evaluate-every learning-rate seed device",
             {"method": "drfl", "batch_size": "64"},
         ),
     ],
 )
 def test_the_help_of_a_setting_is_the_help_of_its_option(name: str, options: str, usual: dict[str, str]) -> None:
     done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300", "TERM": "dumb"}, catch_exceptions=False)
-    known = {**settings_of(Config), **settings_of(Federation)}
+    known = {**settings_of(Config), **settings_of(Federation), **settings_of(TableSettings)}
     lines = [" ".join(line.strip("│ ").split()) for line in done.stdout.splitlines()]
     shown = [line.split()[0].removeprefix("--") for line in lines if line.startswith("--")]
     others = {"config", "out", "resume", "quiet", "help"}

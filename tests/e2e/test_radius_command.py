@@ -122,6 +122,16 @@ def test_a_ball_is_printed_and_written_as_the_library_finds_it(tmp_path: Path) -
         ("--from digits", ConfigError, ["--to is missing"]),
         ("--to digits --norm 2", ConfigError, ["--from is missing", "--norm belongs to --epsilon"]),
         ("--from train --to nowhere.npz", ConfigError, ["'train' is a part of what", "there is no such .npz file"]),
+        (
+            "--from digits --to old.csv",
+            ConfigError,
+            ["there is no such", "'old.csv' is a table, and tables are not measured here"],
+        ),
+        (
+            "--data old.csv --from train --to test",
+            ConfigError,
+            ["there is no such", "'old.csv' is a table, and tables are not measured here"],
+        ),
         ("--from digit:test --to digits", ConfigError, ["did you mean 'digits'"]),
         ("--data digit --from train --to digits", ConfigError, ["did you mean 'digits'"]),
         ("--epsilon 1 --method exact", ConfigError, ["--method belongs", "--epsilon needs --data"]),

@@ -147,7 +147,7 @@ def test_chance_is_not_learning(errors: int, flagged: bool) -> None:
     y[:30] = 1
     wrong = torch.zeros(100, dtype=torch.bool)
     wrong[:errors] = True
-    flags, made = learned(wrong, y)
+    flags, made = learned(wrong, Samples(y, y))
     assert ([flag.check for flag in flags] == ["learned"]) is flagged
     assert made == {"learned"}
 
@@ -155,10 +155,10 @@ def test_chance_is_not_learning(errors: int, flagged: bool) -> None:
 def test_learning_is_judged_only_where_a_perfect_model_would_pass() -> None:
     y = torch.zeros(100, dtype=torch.long)
     y[:4] = 1
-    assert learned(torch.zeros(100, dtype=torch.bool), y) == ([], set())
+    assert learned(torch.zeros(100, dtype=torch.bool), Samples(y, y)) == ([], set())
     wrong = torch.zeros(100, dtype=torch.bool)
     wrong[:4] = True  # as often as the constant answer, on samples of its own
-    assert learned(wrong.roll(4), y) == ([], set())
+    assert learned(wrong.roll(4), Samples(y, y)) == ([], set())
 
 
 @pytest.mark.parametrize("rare", [0, 4])
@@ -167,7 +167,7 @@ def test_a_model_that_is_clearly_worse_than_a_constant_has_learned_nothing_howev
 ) -> None:
     y = torch.zeros(1000, dtype=torch.long)
     y[:rare] = 1
-    (flag,), made = learned(y == 0, y)
+    (flag,), made = learned(y == 0, Samples(y, y))
     assert flag.message.startswith(
         f"the clean error, {(1000 - rare) / 10:.1f} %, is not clearly below {rare / 10:.1f} %"
     )

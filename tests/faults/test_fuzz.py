@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import hypothesis.extra.numpy as arrays_of
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import safetensors.torch
 import torch
@@ -34,6 +36,8 @@ from rhobust.data.catalog import load_data
 from rhobust.data.image_folder import from_folder
 from rhobust.data.npz import from_npz
 from rhobust.data.samples import DataSet
+from rhobust.data.table import Table
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError, DataError, RhobustError, RunError
 from rhobust.evaluation.regression_evaluation import RegressionEvaluation
 from rhobust.method import methods
@@ -344,6 +348,68 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         (tmp_path / "mnist").chmod(0o700)
 
 
+# Tables
+
+CELLS = [[f"{row / 3:.2f}", "Ulm" if row % 3 else "", f"{row % 2}", f"{row % 5 > 2}"] for row in range(30)]
+ROWS = "\n".join(",".join(row) for row in [["age", "town", "when", "y"], *CELLS])
+
+
+def assert_sound_table(data: DataSet) -> None:
+    lower, upper = data.bounds
+    assert data.preprocessing is not None
+    table = Table.from_json(json.loads(json.dumps(data.preprocessing, allow_nan=False)))
+    assert len(data.train) > 0 < len(data.test)
+    for part in (data.train, data.test):
+        assert part.x.shape[1] == table.width > 0
+        assert len(part.x) == len(part.y)
+        assert bool(part.x.isfinite().all())
+        assert bool(((torch.as_tensor(lower) <= part.x) & (part.x <= torch.as_tensor(upper))).all())
+        assert 0 <= int(part.y.min()) <= int(part.y.max()) < data.classes == len(table.classes)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_spoilt_table(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"mine.{suffix}"
+    path.write_text(ROWS)
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), path)
+    whole, settings = path.read_bytes(), TableSettings(target="y")
+
+    @MANY
+    @given(NOISE)
+    def law(noise: Noise) -> None:
+        path.write_bytes(spoilt(whole, noise))
+        if data := either(lambda: load_data(str(path), table=settings), DataError, path):
+            assert_sound_table(data)
+
+    law()
+
+
+ODD = ["", "?", "nan", "inf", "-1e400", "1e308", "0", "1", "true", "2020-01-01", "é", '"a,b"', '"', "a b"]
+FIELD = st.one_of(st.sampled_from(ODD), st.integers(-3, 3).map(str), st.text(max_size=4))
+TABLE = st.lists(st.lists(FIELD, min_size=3, max_size=3), min_size=1, max_size=40)
+
+
+@MANY
+@given(TABLE, st.sampled_from([",", ";", "\t", "|"]))
+def test_a_table_of_any_cells(place: Path, rows: list[list[str]], separator: str) -> None:
+    path, lines = place / "cells.csv", [["a", "b", "y"], *rows]
+    path.write_bytes("\n".join(separator.join(row) for row in lines).encode(errors="surrogatepass"))
+    if data := either(lambda: load_data(str(path), table=TableSettings(target="y")), DataError, path):
+        assert_sound_table(data)
+
+
+def test_a_parquet_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(10**7, dtype=np.int8)), ["x"])
+    pyarrow.parquet.write_table(pyarrow.table(dict.fromkeys("abcdey", column)), path)
+    assert path.stat().st_size < 2 * 10**5
+    before = pyarrow.total_allocated_bytes()
+    with pytest.raises(DataError, match="would unpack to"):
+        load_data(str(path), table=TableSettings(target="y"))
+    assert pyarrow.total_allocated_bytes() - before < 2**20
+
+
 # Archives
 
 
@@ -560,6 +626,21 @@ def test_files_that_are_not_ours(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match="damaged or not ours"):
         read_state(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("preprocessing", {}),
+        ("preprocessing", {"columns": [], "target": {"kind": "classes"}}),
+        ("preprocessing", [1]),
+        ("names", 3),
+    ],
+)
+def test_names_and_preprocessing_that_are_none(run: Run, key: str, value: object) -> None:
+    write_state(run.model_path, {**read_state(run.model_path), key: value})
+    with pytest.raises(RunError, match=r"model\.safetensors does not fit the model 'linear'"):
+        rhobust.load(run.path)
 
 
 @pytest.mark.parametrize(

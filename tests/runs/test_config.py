@@ -12,6 +12,7 @@ from rhobust.costs import COSTS, SquaredLp
 from rhobust.data.catalog import DATA
 from rhobust.data.partitions import PARTITIONS
 from rhobust.data.samples import TASKS
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError
 from rhobust.federation.aggregators import AGGREGATORS
 from rhobust.federation.byzantine import BYZANTINE_ATTACKS
@@ -202,9 +203,10 @@ def test_every_setting_has_a_help_that_is_whole() -> None:
         "byzantine_attack": BYZANTINE_ATTACKS,
         "aggregator": [name for name in AGGREGATORS if not name.startswith("clipped-")],
     }
-    settings = {**settings_of(Config), **settings_of(Federation)}
-    fields = (*dataclasses.fields(Config), *dataclasses.fields(Federation))
-    assert {*settings} == {field.name for field in fields} - {"knobs", "federation"}
+    owners = (Config, Federation, TableSettings)
+    settings = {key: one for owner in owners for key, one in settings_of(owner).items()}
+    fields = {field.name for owner in owners for field in dataclasses.fields(owner)}
+    assert {*settings} == fields - {"knobs", "federation", "table"}
     for key, one in settings.items():
         words = f"{one.help} Default: {one.default}.".split()
         assert 4 <= len(words) <= 25, key

@@ -144,7 +144,7 @@ def test_what_is_not_a_model_is_refused(model: Any, message: str) -> None:
 
 @pytest.mark.parametrize("x", [X.numpy(), X.tolist()], ids=["array", "list"])
 def test_a_trained_model_takes_a_tensor(x: Any) -> None:
-    model = TrainedModel(nn.Linear(3, 2), Config(), 1.0, (-1.0, 1.0))
+    model = TrainedModel(nn.Linear(3, 2), Config(), 1.0, (-1.0, 1.0), torch.Size([3]))
     with pytest.raises(
         DataError, match=rf"takes a tensor, not {type(x).__name__}; use torch\.as_tensor\(x\)\.float\(\)"
     ):

@@ -18,8 +18,8 @@ from rhobust.support.version import __version__
 
 # Each is a function, or a group of commands, in the module of its name.
 _COMMANDS = (
-    *("train", "federate", "evaluate", "certify", "audit", "radius", "report", "reproduce", "methods", "demo"),
-    "federation",
+    *("train", "federate", "predict", "evaluate", "certify", "audit", "radius", "report", "reproduce", "methods"),
+    *("demo", "federation"),
 )
 
 

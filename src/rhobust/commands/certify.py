@@ -39,7 +39,8 @@ def certify(
     warn_unkept(made)
     found = made.result
     if not quiet:
-        say(OUT, f"test data of {run}\n{found}")
+        table = trained.model.table
+        say(OUT, f"test data of {run}{table.unit if table else ''}\n{found}")
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:

@@ -110,7 +110,8 @@ def evaluate(
     made: dict[str, Measurement[Any]] = ({"errors": errors} if errors else {}) | shifted
     warn_unkept(*made.values())
     if not quiet:
-        say(OUT, f"test data of {run}")
+        table = trained.model.table
+        say(OUT, f"test data of {run}{table.unit if table else ''}")
         if errors:
             say(OUT, f"{errors.result}\n{errors.result.forwarded:,} samples forwarded through the model")
         if shifted:

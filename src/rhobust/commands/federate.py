@@ -14,19 +14,8 @@ USUAL = {"method": "drfl", "batch_size": 64}
 """The paper's settings, where others are not given."""
 
 _OPTIONS = (
-    *(
-        "data",
-        "data_dir",
-        "task",
-        "loss",
-        "train_samples",
-        "model",
-        "method",
-        "radius",
-        "workers",
-        "partition",
-        "rounds",
-    ),
+    *("data", "data_dir", "target", "test", "drop", "fixed", "clip_to_training", "task", "loss", "train_samples"),
+    *("model", "method", "radius", "workers", "partition", "rounds"),
     *("batch_size", "participation", "local_steps", "aggregator", "weights", "byzantine", "byzantine_attack"),
     *("evaluate_every", "learning_rate", "seed", "device"),
 )

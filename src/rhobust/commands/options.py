@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError, unknown
 from rhobust.federation.settings import Federation
 from rhobust.method import methods
@@ -18,7 +19,7 @@ from rhobust.support.renamed import RENAMED
 from rhobust.support.setting import CountOrAuto, settings_of
 from rhobust.support.toml import typed
 
-_KNOWN = {**settings_of(Config), **settings_of(Federation)}
+_KNOWN = {**settings_of(Config), **settings_of(Federation), **settings_of(TableSettings)}
 
 Command = Callable[..., None]
 
@@ -84,7 +85,7 @@ def _option(key: str, usual: Mapping[str, Any]) -> inspect.Parameter:
     default = typed(usual[key]) if key in usual else known.default
     about = f"{known.help} Default: {default}." if default else known.help
     option = typer.Option(help=about, hidden=key in RENAMED)
-    kind = str if known.kind is CountOrAuto else known.kind  # which `Config.resolve` reads
+    kind = str if known.kind in (list, CountOrAuto) else known.kind  # which `Config.resolve` reads
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

@@ -19,6 +19,7 @@ from rhobust.commands.output import Quiet, check_output, check_seed
 from rhobust.data.catalog import DATA, data_problem, load_data
 from rhobust.data.npz import unlabeled
 from rhobust.data.samples import DataSet
+from rhobust.data.table_settings import is_table
 from rhobust.drift.transport import METHODS, NORMS, Covering, Transport, covering_radius, transport_cost
 from rhobust.errors import ConfigError
 from rhobust.runs.config import Config
@@ -89,6 +90,10 @@ def _check(
         wrong += ["--epsilon needs --data: the features are counted, and the room within the bounds"] * (data is None)
     if data is not None and (problem := data_problem(data)):
         wrong.append(problem)
+    tables = [word for word in (data, from_, to) if word is not None and is_table(word.rpartition(":")[0] or word)]
+    wrong += [
+        f"'{word}' is a table, and tables are not measured here: give arrays of features (.npz)" for word in tables
+    ]
     if wrong:
         raise ConfigError(dict.fromkeys(wrong))
 

@@ -18,20 +18,8 @@ from rhobust.support.console import ERR, say
 from rhobust.support.toml import parse_overrides, read_toml
 
 _OPTIONS = (
-    *(
-        "data",
-        "data_dir",
-        "task",
-        "loss",
-        "train_samples",
-        "model",
-        "method",
-        "radius",
-        "epochs",
-        "batch_size",
-        "learning_rate",
-    ),
-    *("seed", "device"),
+    *("data", "data_dir", "target", "test", "drop", "fixed", "clip_to_training", "task", "loss", "train_samples"),
+    *("model", "method", "radius", "epochs", "batch_size", "learning_rate", "seed", "device"),
 )
 
 

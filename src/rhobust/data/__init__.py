@@ -2,5 +2,6 @@
 
 from rhobust.data.catalog import digits
 from rhobust.data.groups import leave_one_group_out
+from rhobust.data.table import Table
 
-__all__ = ["digits", "leave_one_group_out"]
+__all__ = ["Table", "digits", "leave_one_group_out"]

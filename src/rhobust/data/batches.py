@@ -69,7 +69,7 @@ class SampleBatches(Batches):
         self, samples: Samples, batch_size: int, seed: int, device: torch.device, weight: Tensor | None = None
     ) -> None:
         check_batch(samples.x, samples.y)  # once for all, not batch by batch
-        self.samples = Samples(samples.x.to(device), samples.y.to(device))
+        self.samples = samples.to(device)
         self.weight = None if weight is None else weight.to(device)
         self.batch_size, self.seed = batch_size, seed
         self.full = min(batch_size, len(samples))
@@ -241,11 +241,12 @@ def batches_of(
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} samples and y has {len(y)}; they must match")
         check_movable(x, getattr(data[0], "dtype", x.dtype))  # the array's own: the tensor is int64 whatever it was
+        samples = Samples(x, y)
         if weights is None:
-            return SampleBatches(Samples(x, y), batch_size, seed, device)
+            return SampleBatches(samples, batch_size, seed, device)
         weight = relative_weights(weights, len(x), precision)
         counts = weight > 0
-        return SampleBatches(Samples(x[counts], y[counts]), batch_size, seed, device, weight[counts])
+        return SampleBatches(samples[counts], batch_size, seed, device, weight[counts])
     raise DataError(
         f"data must be (x, y), a Dataset or a DataLoader (which takes a list of pairs, too), not {_kind(data)}"
     )

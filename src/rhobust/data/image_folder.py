@@ -42,7 +42,8 @@ def from_folder(path: Path) -> DataSet:
             shapes = f"{images[-1].shape} and {files[0][0]} {images[0].shape}"
             raise DataError(f"images differ in size or color: {file} is {shapes} (height, width, channels)")
     values = pixels(np.stack(images).transpose(0, 3, 1, 2))
-    train, test = split(Samples(values, torch.tensor([label for _, label in files])))
+    names = tuple(folder.name for folder in folders)
+    train, test = split(Samples(values, torch.tensor([label for _, label in files]), names))
     return DataSet(str(path), train, test, PIXELS, classes=len(folders))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rhobust.data.arrays import class_numbers
 from rhobust.data.samples import PIXELS, REGRESSION, TASKS, DataSet, Samples, pixels, split
 from rhobust.errors import DataError, LengthMismatch
 
@@ -24,22 +26,25 @@ _UNPACKS_TO, _UNPACKS_BY = 2**28, 200
 
 
 def from_npz(path: Path, task: str = TASKS[0]) -> DataSet:
-    """A file with x (N, ...) and y (N,), and, if it has a test set of its own, x_test and y_test.
+    """A file with x (N, ...) and y (N,), and, if it has a test set of its own, x_test and y_test; or X, Y and so on.
 
-    y are class numbers; for a regression, numbers in a unit of their own, of which a sample may have several, (N, k).
-    Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they are, within `bounds` from the file or
-    within their own range. Without a test set, a fifth is held out. Other arrays in the file are not looked at.
+    y are class numbers, or the names of classes as text. For a regression they are numbers in a unit of their own, of
+    which a sample may have several, (N, k). Bytes are pixels and are scaled to [-1, 1]; other numbers are taken as they
+    are, within `bounds` from the file or within their own range. Without a test set, a fifth is held out. Other arrays
+    in the file are not looked at.
     """
-    arrays, names = _arrays(path)
+    arrays, found = _arrays(path)
     needed = ("x", "y", "x_test", "y_test") if {"x_test", "y_test"} & arrays.keys() else ("x", "y")
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {names or 'none'}")
+        raise DataError(f"{path} has no array {' nor '.join(missing)}; it has {found or 'none'}")
     if arrays["x"].ndim == 4 and arrays["x"].shape[3] in _CHANNELS and arrays["x"].shape[1] not in _CHANNELS:
         raise DataError(f"{path}: x looks like images (N, H, W, C); give (N, C, H, W): x.transpose(0, 3, 1, 2)")
     bytes_ = arrays["x"].dtype == np.uint8
     if "x_test" in arrays and (arrays["x_test"].dtype == np.uint8) != bytes_:
         raise DataError(f"{path}: x is {arrays['x'].dtype} and x_test {arrays['x_test'].dtype}; give both in one unit")
+    labels = [name for name in needed if name[0] == "y"]
+    names = () if task == REGRESSION else _numbered(arrays, labels)
     whole = _samples(arrays["x"], arrays["y"], path, task)
     if "x_test" in arrays:
         train, test = whole, _samples(arrays["x_test"], arrays["y_test"], path, task)
@@ -66,13 +71,25 @@ def from_npz(path: Path, task: str = TASKS[0]) -> DataSet:
     if task == REGRESSION:
         _check_targets(train, test, path)
         return DataSet(str(path), train, test, bounds, classes=0)
-    lowest = min(int(arrays[name].min()) for name in needed if name[0] == "y")
+    lowest = min(int(arrays[name].min()) for name in labels)
     if lowest > 0:
         raise DataError(f"{path}: the labels begin with {lowest}, and nothing is of class 0; number classes from 0")
-    classes, samples = 1 + max(int(arrays[name].max()) for name in needed if name[0] == "y"), len(train) + len(test)
+    classes, samples = 1 + max(int(arrays[name].max()) for name in labels), len(train) + len(test)
     if classes > samples:
         raise DataError(f"{path}: y holds the label {classes - 1} with {samples} samples in all; number classes from 0")
+    train, test = replace(train, names=names), replace(test, names=names)
     return DataSet(str(path), train, test, bounds, classes)
+
+
+def _numbered(arrays: dict[str, NDArray[Any]], labels: Sequence[str]) -> tuple[str, ...]:
+    """Put class numbers in the place of labels that are text; what the classes are called."""
+    if any(arrays[name].dtype.kind != "U" or arrays[name].ndim != 1 for name in labels):
+        return ()
+    named = class_numbers(np.concatenate([arrays[name] for name in labels]))
+    ends = np.cumsum([len(arrays[name]) for name in labels])
+    for name, numbers in zip(labels, np.split(named[0], ends), strict=False) if named else ():
+        arrays[name] = numbers
+    return named[1] if named else ()
 
 
 def _check_targets(train: Samples, test: Samples, path: Path) -> None:
@@ -91,8 +108,13 @@ def _arrays(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = _named(archive.namelist())
-            for name in (name for name in _ARRAYS if f"{name}.npy" in archive.namelist()):
-                member = archive.getinfo(f"{name}.npy")
+            for name in _ARRAYS:
+                called = [one for one in archive.namelist() if one.lower() == f"{name}.npy"]
+                if len(called) > 1:
+                    raise ValueError(f"it has both {called[0]} and {called[1]}")
+                if not called:
+                    continue
+                member = archive.getinfo(called[0])
                 if member.file_size > max(_UNPACKS_TO, _UNPACKS_BY * path.stat().st_size):
                     raise ValueError(f"{name} would unpack to {member.file_size} bytes")
                 with archive.open(member) as file:

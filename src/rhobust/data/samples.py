@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rhobust.box import Box
+from rhobust.data.arrays import features_of
 from rhobust.errors import DataError
 from rhobust.inputs import Inputs, Perturb, as_inputs, bound
 
@@ -35,12 +37,22 @@ class Samples:
 
     x: Tensor  # (N, ...)
     y: Tensor  # (N,), or (N, k) for a regression of k numbers
+    names: tuple[str, ...] = ()
+    """What the classes are called, where they are not called by number."""
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, chosen: slice | Tensor) -> Samples:
-        return Samples(self.x[chosen], self.y[chosen])
+        return Samples(self.x[chosen], self.y[chosen], self.names)
+
+    def to(self, device: torch.device | str) -> Samples:
+        """The same on a device."""
+        return Samples(self.x.to(device), self.y.to(device), self.names)
+
+    def called(self, label: int) -> str:
+        """The name of a class."""
+        return self.names[label] if self.names else str(label)
 
     def digest(self) -> str:
         """What these samples are, in 32 letters: others, or in another order, have another."""
@@ -56,7 +68,8 @@ def samples_of(data: object, model: nn.Module) -> Samples:
     if isinstance(data, Samples):
         return data
     some = next(model.parameters(), torch.zeros(()))
-    return Samples(*(tensor_of(part, some.dtype) for part in _pair(data)))
+    x, y = _pair(data)
+    return Samples(tensor_of(features_of(x, model), some.dtype), tensor_of(y, some.dtype))
 
 
 def _pair(data: object) -> tuple[object, object]:
@@ -100,7 +113,10 @@ def tensor_of(part: object, precision: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(precision)
     if array.dtype.kind in "iub":
         return torch.from_numpy(array.astype(np.int64))
-    raise DataError(f"cannot use values of type {array.dtype}; give numbers")
+    raise DataError(
+        f"cannot use values of type {array.dtype}; give numbers. Of labels that are text, rhobust.data.Table.encode "
+        "makes class numbers"
+    )
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,10 @@ class DataSet:
     bounds: tuple[float, float] | Box
     classes: int
     """How many there are; 0 for a regression."""
+    preprocessing: dict[str, Any] | None = None
+    """How rows of a table become samples, as plain values (`Table.from_json`)."""
+    remarks: tuple[str, ...] = ()
+    """What was found while the data were prepared."""
 
     @property
     def task(self) -> str:
@@ -132,6 +152,12 @@ def pixels(images: NDArray[np.uint8]) -> Tensor:
 
 def split(samples: Samples) -> tuple[Samples, Samples]:
     """A training part, and a fifth that is held out."""
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    held_out = math.ceil(_TEST_SHARE * len(samples))
-    return samples[order[held_out:]], samples[order[:held_out]]
+    train, test = split_rows(len(samples))
+    return samples[train], samples[test]
+
+
+def split_rows(count: int) -> tuple[Tensor, Tensor]:
+    """The same by number: which of so many samples are for training, and the fifth that is held out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    held_out = math.ceil(_TEST_SHARE * count)
+    return order[held_out:], order[:held_out]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import tomllib
@@ -17,7 +18,7 @@ from rhobust.data.samples import DataSet
 from rhobust.deployment.nvflare_memory import MessageCollector
 from rhobust.deployment.remote_workers import RemoteWorkers, printable
 from rhobust.deployment.wire import Message
-from rhobust.errors import Halted, RhobustError
+from rhobust.errors import ConfigError, Halted, RhobustError
 from rhobust.federation.federated_engine import FederatedEngine
 from rhobust.runs.build import federated_engine, server_of
 from rhobust.runs.config import Config
@@ -67,8 +68,15 @@ class Coordinator:
             "config": config.to_toml(),
             "shape": list(data.train.x.shape[1:]),
             "classes": data.classes,
-            "bounds": list(pair(data.bounds)),
         }
+        if config.table is None:
+            settings["bounds"] = list(pair(data.bounds))
+        elif config.table.clip_to_training:  # all sites prepare their rows alike, and keep to the same bounds
+            settings["preprocessing"] = json.dumps(data.preprocessing)
+        else:
+            raise ConfigError(
+                ["sites train on a table with clip_to_training=true only: without it each would have other bounds"]
+            )
         present = [client.name for client in collab.clients if client.name not in self.missing]
         self._collect_messages = MessageCollector()
         sites = RemoteWorkers(self.sites, present, settings, self.deadline, self._call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -13,9 +14,12 @@ from typing import Any
 
 import torch
 from nvflare.collab import collab
+from torch import Tensor
 
 from rhobust.data.catalog import DATA, load_data
 from rhobust.data.samples import TASKS, DataSet, Samples
+from rhobust.data.table import Table
+from rhobust.data.table_settings import TableSettings
 from rhobust.deployment.nvflare_memory import MessageCollector, shorten_message_repr
 from rhobust.deployment.wire import Message, from_upload, to_task
 from rhobust.errors import ConfigError, DataError, RhobustError, unknown
@@ -61,9 +65,11 @@ class LocalData:
             local = replace(local, data=str(path.parent / local.data))
         return local if local.data_dir is None else replace(local, data_dir=str(path.parent / local.data_dir))
 
-    def load(self, task: str = TASKS[0]) -> DataSet:
-        """The data; training samples only those of the share."""
-        data = load_data(self.data, self.data_dir, task=task)
+    def load(self, task: str = TASKS[0], table: TableSettings | None = None, learned: Table | None = None) -> DataSet:
+        """The data; training samples only those of the share. Rows of a table are prepared as the coordinator says."""
+        if table is not None and table.test_file is not None:  # which is the coordinator's
+            table = replace(table, test=None)
+        data = load_data(self.data, self.data_dir, task=task, table=table, learned=learned)
         return replace(data, train=data.train[self.part(len(data.train))])
 
     def with_own_model(self, config: Config) -> Config:
@@ -116,24 +122,31 @@ class SiteWork:
     def built(cls, settings: Message, local: LocalData, name: str) -> SiteWork:
         """From the coordinator's settings and the site's own data, which must fit each other."""
         config = local.with_own_model(Config.resolve(tomllib.loads(settings["config"]), here=False))
-        data = local.load(config.task)
-        shape, classes, bounds = torch.Size(settings["shape"]), int(settings["classes"]), tuple(settings["bounds"])
+        learned = Table.from_json(json.loads(settings["preprocessing"])) if config.table else None
+        data = local.load(config.task, config.table, learned)
+        shape, classes = torch.Size(settings["shape"]), int(settings["classes"])
+        bounds = learned.box() if learned else (float(settings["bounds"][0]), float(settings["bounds"][1]))
         if data.train.x.shape[1:] != shape:
             raise DataError(f"samples here are {tuple(data.train.x.shape[1:])}, the model takes {tuple(shape)}")
         if not len(data.train):
             raise DataError("there are no samples here; is the share larger than the data?")
         if classes and int(data.train.y.max()) >= classes:
             raise DataError(f"the label {int(data.train.y.max())} is here, but the model has {classes} classes")
-        low, high = float(data.train.x.min()), float(data.train.x.max())
-        lower, upper = torch.tensor(bounds, dtype=data.train.x.dtype).tolist()  # a float32 of -0.1 is below the double
-        if not lower <= low <= high <= upper:
-            raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
+        if isinstance(bounds, tuple):
+            _check_inside(data.train.x, bounds)
         device = torch.device(config.device if torch.cuda.is_available() else "cpu")
         torch.set_num_threads(min(config.threads or 1, os.cpu_count() or 1))
-        common = DataSet(data.name, data.train, data.test, (bounds[0], bounds[1]), classes)
+        common = DataSet(data.name, data.train, data.test, bounds, classes)
         objective, _ = compose_run(config, common, device)
         worker = Worker(objective, work_of(config), _LOG.warning)
         return cls(worker, data.train, settings["workers"].index(name))
+
+
+def _check_inside(x: Tensor, bounds: tuple[float, float]) -> None:
+    low, high = float(x.min()), float(x.max())
+    lower, upper = torch.tensor(bounds, dtype=x.dtype).tolist()  # a float32 of -0.1 is below the double
+    if not lower <= low <= high <= upper:
+        raise DataError(f"samples here run from {low:g} to {high:g}, beyond the bounds {bounds}")
 
 
 class Site:

@@ -170,7 +170,7 @@ def _evaluate_classifier(
         examples.setdefault(WASSERSTEIN, {}).update({budget: moved.zeta} if keep else {})
         tell(f"{WASSERSTEIN} {budget:g} done")
     torch.manual_seed(attacker.seed)
-    flags, judged = learned(clean, samples.y)
+    flags, judged = learned(clean, samples)
     flags += [flag for name in fooled if (flag := falling(name, grid, fooled[name]))]
     flags += [flag for cell in cells if (flag := outside(cell.attack, cell.epsilon, cell.discarded))]
     judged |= {"inside"} | ({"grows"} if fooled and len(grid) > 1 else set())

@@ -60,10 +60,10 @@ class Flag:
         return f"failed check ({self.check}): {self.message}"
 
 
-def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag], set[str]]:
+def learned(wrong: Tensor, samples: Samples, cause: str = _CAUSES) -> tuple[list[Flag], set[str]]:
     """The check on the clean errors, (N,), of a model: its flag, and its name where there are samples enough for it."""
-    answer = y.mode().values
-    constant = y != answer
+    answer = samples.y.mode().values
+    constant = samples.y != answer
     only_constant, only_model = int((constant & ~wrong).sum()), int((wrong & ~constant).sum())
     ahead, chance = only_constant - only_model, _DEVIATIONS * math.sqrt(only_constant + only_model)
     if ahead > chance:
@@ -72,7 +72,9 @@ def learned(wrong: Tensor, y: Tensor, cause: str = _CAUSES) -> tuple[list[Flag],
     if int(constant.sum()) <= _DEVIATIONS**2 and -ahead <= chance:
         return [], set()
     errors = f"the clean error, {_percent(wrong)}, is not clearly below {_percent(constant)}"
-    message = f"{errors}, that of the constant answer {int(answer)}: the model has learned nothing. {cause}"
+    message = (
+        f"{errors}, that of the constant answer {samples.called(int(answer))}: the model has learned nothing. {cause}"
+    )
     return [Flag("learned", message)], {"learned"}
 
 
@@ -80,7 +82,7 @@ def learned_nothing(model: nn.Module, samples: Samples, batch_size: int, cause: 
     """Why a model that was trained is of no use, if so, judged on some of the samples."""
     some = samples[spread_out(samples, _JUDGED)]
     parts = zip(torch.split(some.x, batch_size), torch.split(some.y, batch_size), strict=True)
-    flags, _ = learned(torch.cat([errs(model, x, y) for x, y in parts]), some.y, cause)
+    flags, _ = learned(torch.cat([errs(model, x, y) for x, y in parts]), some, cause)
     return flags[0].message if flags else None
 
 

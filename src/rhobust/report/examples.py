@@ -12,7 +12,6 @@ from torch import Size, Tensor
 from rhobust.attacks.attack import attack, find_attack, norm_of
 from rhobust.attacks.cascade import CASCADES
 from rhobust.box import pair
-from rhobust.data.catalog import load_data
 from rhobust.data.samples import REGRESSION
 from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.evaluation.evaluation import WORST
@@ -20,6 +19,7 @@ from rhobust.losses import cross_entropy
 from rhobust.report.gather import Report
 from rhobust.report.rows import Row
 from rhobust.runs.load import load
+from rhobust.runs.run_data import run_data
 
 _SAMPLES, _ROWS = 4, 4
 
@@ -32,8 +32,8 @@ class Reading:
     method: str
     perturbation: str
     perturbed: str
-    before: int
-    after: int
+    before: str
+    after: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Example:
     """One test sample, and what every shown model makes of it under attack."""
 
     clean: str
-    label: int
+    label: str
     readings: list[Reading]
 
 
@@ -72,7 +72,7 @@ def examples(report: Report, seed: int = 0) -> Examples:
     if config.task == REGRESSION:
         return Examples([], reason="A regression reads no class, so no examples are shown.")
     try:
-        data = load_data(config.data, config.data_dir)
+        data = run_data(config, load(report.rows[0].first.run.path).table)
         digest = data.test.digest()
         for row in report.rows:
             row.first.run.check_data(test=digest)
@@ -84,7 +84,10 @@ def examples(report: Report, seed: int = 0) -> Examples:
     several = {called: norm for norm, called in WORST.items()} | CASCADES
     name = by_norm[several[where[0]]] if where[0] in several else where[0]
     x, y = data.test.x[:_SAMPLES], data.test.y[:_SAMPLES]
-    found = [Example(_png(image, pair(data.bounds)), int(label), []) for image, label in zip(x, y, strict=True)]
+    found = [
+        Example(_png(image, pair(data.bounds)), data.test.called(int(label)), [])
+        for image, label in zip(x, y, strict=True)
+    ]
     for row in _spread_out(report.ranked()):
         model = load(row.first.run.path)
         with torch.random.fork_rng(devices=[]):
@@ -96,7 +99,8 @@ def examples(report: Report, seed: int = 0) -> Examples:
         for i, example in enumerate(found):
             moved = _png(zeta[i] - x[i], (-reach, reach))
             images = (moved, _png(zeta[i], pair(data.bounds)))
-            example.readings.append(Reading(row.name, row.method, *images, int(before[i]), int(after[i])))
+            read = (data.test.called(int(labels[i])) for labels in (before, after))
+            example.readings.append(Reading(row.name, row.method, *images, *read))
     return Examples(found, name, where[1])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rhobust.data.table_settings import TableSettings
 from rhobust.federation.settings import Federation
 from rhobust.report.gather import Report
 from rhobust.report.rows import Entry
@@ -31,6 +32,7 @@ def training(entry: Entry) -> str:
     radius = {} if config.radius is None else {"radius": config.radius}
     plain = Config.resolve({"method": config.method, "threads": 1}, radius)
     usual = plain.settings() | (dataclasses.asdict(Federation()) if config.federation else {})
+    usual |= dataclasses.asdict(TableSettings()) if config.table else {}
     # Sums depend on the device and the threads, and their defaults on the machine.
     usual |= {"radius": None, "device": None, "threads": None}
     own = {key: value for key, value in entry.settings.items() if key in _ALWAYS or value != usual[key]}

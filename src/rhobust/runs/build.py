@@ -8,7 +8,7 @@ from torch import nn
 from rhobust.batch_norm import check_federated
 from rhobust.data.batches import batches_of
 from rhobust.data.partitions import partition
-from rhobust.data.samples import DataSet, Samples
+from rhobust.data.samples import DataSet
 from rhobust.errors import ConfigError
 from rhobust.federation.aggregators import find_aggregator
 from rhobust.federation.federated_engine import FederatedEngine, Workers
@@ -111,10 +111,9 @@ def work_of(config: Config) -> LocalSteps:
 def simulation_of(config: Config, data: DataSet, device: torch.device) -> Simulation:
     """The workers of a federated run in this process."""
     settings = federation_of(config)
-    train = Samples(data.train.x.to(device), data.train.y.to(device))
     return Simulation(
         compose_run(config, data, device)[0],  # the workers' own copy: the server's model is not theirs to move
-        train,
+        data.train.to(device),
         [share.to(device) for share in partition(settings.partition, data.train.y, settings.workers, config.seed)],
         work_of(config),
         classes=data.classes,

@@ -12,6 +12,7 @@ from typing import Any
 
 from rhobust.costs import COSTS
 from rhobust.data.samples import REGRESSION
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation
 from rhobust.method import Method
@@ -64,9 +65,11 @@ class Config(Settings):
 def _built(given: Mapping[str, Any], here: bool) -> Config:
     method, federated = method_called(given.get("method", Config.method)), is_federated(given)
     found = filled_in(given, method, federated, here)
-    own, shared = ({key: found[key] for key in settings_of(of) if key in found} for of in (Config, Federation))
+    groups = (Config, Federation, TableSettings)
+    own, shared, columns = ({key: found[key] for key in settings_of(of) if key in found} for of in groups)
     knobs = {knob: found.get(knob, value) for knob, value in method.knobs.items()} if method else {}
-    return Config(**own, knobs=knobs, federation=Federation(**shared) if federated else None)
+    federation, table = Federation(**shared) if federated else None, TableSettings(**columns) if columns else None
+    return Config(**own, knobs=knobs, federation=federation, table=table)
 
 
 # Check: settings that do not go together. `wrong` holds the keys of those that are wrong by themselves.
@@ -168,7 +171,7 @@ _TOGETHER = (_of_method, _of_task, _of_model, _of_optimizer, _of_memory, _of_fed
 def _of_new_run(config: Config) -> Iterator[str]:
     """A run that is there is read although its data or device are gone, or a setting has no effect."""
     method, federation = method_called(config.method), config.federation
-    yield from missing_here(config.data, config.task, config.device)
+    yield from missing_here(config.data, config.task, config.device, config.table)
     if is_own(config.model) and not model_problems("model", config.model):
         yield from refusals(Source.parse(config.model).checked, config.model_digest)
     if method and not method.maximizer.penalized and config.gamma_min != Config.gamma_min:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rhobust.data.catalog import DATA
+from rhobust.data.frame import SUFFIXES
 from rhobust.data.samples import REGRESSION
 from rhobust.errors import ConfigError
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
@@ -29,6 +30,8 @@ def filled_in(given: Mapping[str, Any], method: Method | None, federated: bool, 
         found["data"] = _from_the_root(found["data"])
     if here and found.get("data_dir"):
         found["data_dir"] = _from_the_root(found["data_dir"])
+    if here and found.get("test"):  # a column's name stays as it is
+        found["test"] = _from_the_root(found["test"]) if Path(found["test"]).suffix in SUFFIXES else found["test"]
     if found.get("data") in _PAPER_DATA:
         found.setdefault("model", "cnn")  # the paper's, on the paper's data
     if found.get("task") == REGRESSION:

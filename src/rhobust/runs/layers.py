@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rhobust.data.table_settings import TableSettings
 from rhobust.errors import ConfigError
 from rhobust.federation.settings import Federation, as_federated
 from rhobust.method import Method, methods
@@ -18,13 +19,13 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """What was given, by key, later layers over earlier ones; and by key what is wrong with how it was given.
 
-    `own` are the settings of a run, beside those of a federation.
+    `own` are the settings of a run, beside those of a federation and of a table.
     """
     merged = _merged(layers)
     problems = {key: [renamed_problem(key, value)] for key, value in merged.items() if key in RENAMED}
     merged = as_federated(with_new_names(merged))
     method = method_called(merged.get("method", own["method"].default))
-    known = {**own, **settings_of(Federation)}
+    known = {**own, **settings_of(Federation), **settings_of(TableSettings)}
     kinds = {key: one.kind for key, one in known.items()} | (method.knob_kinds if method else {})
     given: dict[str, Any] = {}
     for key, value in merged.items():

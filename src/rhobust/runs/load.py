@@ -9,7 +9,10 @@ import torch
 from torch import Size, Tensor, nn
 
 from rhobust.box import Box
-from rhobust.errors import ConfigError, RunError
+from rhobust.data.predictions import outputs_of, predicted_numbers, predictions
+from rhobust.data.samples import REGRESSION, tensor_of
+from rhobust.data.table import Table
+from rhobust.errors import ConfigError, DataError, RunError
 from rhobust.models.source import Source, is_own
 from rhobust.models.wrapper import ModelWrapper
 from rhobust.runs.config import Config
@@ -20,10 +23,34 @@ from rhobust.support.seeding import seeded
 class TrainedModel(ModelWrapper):
     """A model in evaluation mode that remembers how it was trained and in which box its inputs live."""
 
-    def __init__(self, model: nn.Module, config: Config, gamma: float, bounds: tuple[float, float] | Box) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        gamma: float,
+        bounds: tuple[float, float] | Box,
+        shape: Size,
+        names: tuple[str, ...] = (),
+        table: Table | None = None,
+    ) -> None:
         super().__init__(model)
         self.config, self.gamma, self.bounds = config, gamma, bounds
+        self.shape, self.names, self.table = shape, names, table
         self.eval()
+
+    def predict(self, data: object) -> Any:
+        """What the model predicts, by column: a DataFrame for a pandas DataFrame, otherwise a dict of arrays.
+
+        Of a run on a table, `data` are its raw rows (`Table.predict`); of another, x as it was trained on, (N, ...).
+        `prediction` is the name of a class, or the number of a regression; `probability of NAME` that of each class.
+        """
+        if self.table is not None:
+            return self.table.predict(self.model, data)
+        x = tensor_of(data, torch.float32)
+        if x.shape[1:] != self.shape or not len(x):
+            raise DataError(f"x must be samples of shape {tuple(self.shape)}, one at least, not {tuple(x.shape)}")
+        outputs = outputs_of(self.model, x.float())
+        return predicted_numbers(outputs) if self.config.task == REGRESSION else predictions(outputs, self.names)
 
 
 def load(path: str | Path) -> TrainedModel:
@@ -40,8 +67,12 @@ def load(path: str | Path) -> TrainedModel:
         _check_source(run, config)
     try:
         outputs = state["classes"] if "classes" in state else state["outputs"]  # as older runs call them
-        model = _with_weights(config, Size(state["shape"]), outputs, state["model"])
-        return TrainedModel(model, config, float(state["gamma"]), _bounds(state["bounds"]))
+        shape, bounds = Size(state["shape"]), _bounds(state["bounds"])
+        model = _with_weights(config, shape, outputs, state["model"])
+        kept = state.get("preprocessing")  # older runs have none, and no names
+        table = None if kept is None else Table.from_json(kept)
+        names = tuple(state.get("names", ()))
+        return TrainedModel(model, config, float(state["gamma"]), bounds, shape, names, table)
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(f"{run.model_path} does not fit the model '{config.model}': {problem}") from None
 

@@ -25,7 +25,6 @@ from rhobust.certificates.certificate import Certification
 from rhobust.certificates.certify import certify
 from rhobust.checks import is_number
 from rhobust.costs import SquaredLinf
-from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import RunError
 from rhobust.evaluation.audit import Audit, audit
@@ -36,6 +35,7 @@ from rhobust.evaluation.shifts import ShiftEvaluation, evaluate_shifts
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
 from rhobust.runs.load import TrainedModel, load
+from rhobust.runs.run_data import run_data
 from rhobust.support.environment import environment
 from rhobust.support.files import write_json
 
@@ -147,15 +147,14 @@ class TrainedRun:
         """Load model and data; a GPU is used where there is one."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = load(run.path)
-        data = load_data(model.config.data, model.config.data_dir, task=model.config.task)
+        data = run_data(model.config, model.table)
         digest = data.test.digest()
         run.check_data(test=digest)
         return cls(run, model.to(device), data, digest, device)
 
     def test(self, samples: int | None) -> Samples:
         """The first `samples` test samples, on the device; all for None."""
-        part = self.data.test[slice(samples)]
-        return Samples(part.x.to(self.device), part.y.to(self.device))
+        return self.data.test[slice(samples)].to(self.device)
 
     def keep(self, kind: Kind[R], settings: dict[str, Any], result: R) -> Measurement[R]:
         """Write a measurement into the run directory; if that fails, it is not lost."""

@@ -16,6 +16,7 @@ from rhobust.checks import decay_problem, seed_problems
 from rhobust.costs import COSTS, Cost
 from rhobust.data.catalog import DATA
 from rhobust.data.samples import TASKS
+from rhobust.data.table_settings import TableSettings
 from rhobust.federation.settings import Federation
 from rhobust.gamma_rules import GAMMA_RULES, GammaRule
 from rhobust.losses import LOSSES, PerSampleLoss, cross_entropy
@@ -46,7 +47,9 @@ from rhobust.training.step import PRECISIONS
 class Settings:
     """Every setting of a run. `knobs` are the method's own (`rhobust methods` lists them)."""
 
-    data: str = setting("digits", f"Data set: {', '.join(DATA)}, or the path of an .npz file or a folder of images.")
+    data: str = setting(
+        "digits", f"Data set: {', '.join(DATA)}, or the path of an .npz file, a table (.csv, .parquet) or images."
+    )
     data_dir: str | None = setting(
         None, "Folder with mnist/ and fashion-mnist/, searched first.", usual="the variable RHOBUST_DATA"
     )
@@ -144,6 +147,7 @@ class Settings:
     batch_norm: str = setting("ascent-eval", batch_norm.HELP, one_of(batch_norm.WAYS))
     knobs: dict[str, Any] = field(default_factory=dict)
     federation: Federation | None = None
+    table: TableSettings | None = None
 
     @property
     def name(self) -> str:
@@ -180,6 +184,8 @@ class Settings:
         if self.federation:
             del own["epochs"]
             own |= dataclasses.asdict(self.federation)
+        if self.table:
+            own |= dataclasses.asdict(self.table)
         return own
 
     def to_toml(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from rhobust.box import Bounds, Box
-from rhobust.data.catalog import load_data
 from rhobust.data.samples import DataSet, Samples
 from rhobust.errors import DataError, RunError
 from rhobust.evaluation.evaluate import evaluate
@@ -19,6 +18,7 @@ from rhobust.objective import RobustObjective
 from rhobust.runs.build import build_engine
 from rhobust.runs.config import Config
 from rhobust.runs.directory import Run
+from rhobust.runs.run_data import run_data
 from rhobust.support.seeding import seeded
 from rhobust.training.engine import Engine
 from rhobust.training.loop import Every, Judge, train
@@ -53,7 +53,7 @@ def train_run(
         return run
     observer, settings = observer or Silent(), config or Config.from_toml(run.config_path, here=True)
     device = torch.device(settings.device)
-    data = data or load_data(settings.data, settings.data_dir, settings.train_samples, settings.task)
+    data = data or run_data(settings)
     if data.classes == 1:
         raise DataError(f"{settings.data}: the labels are of one class only; there is nothing to tell apart")
     if settings.radius_per_feature is not None:
@@ -91,9 +91,11 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
     """Train from the last checkpoint to the end, and write the model."""
     stop, objective = stopping_rule(config.epochs), engine.objective
     start = _restored(run, engine, stop, observer)
+    for remark in data.remarks:
+        observer.warned(remark)
     for remark in remarks(objective, data.train.x, None if stop else engine.total, config.ema):
         observer.warned(remark)
-    test = Samples(data.test.x.to(objective.gamma.device), data.test.y.to(objective.gamma.device))
+    test = data.test.to(objective.gamma.device)
     judged = None if config.federation is None else config.federation.evaluate_every
     every = Every(config.log_every, config.checkpoint_every, judged)
     judge = _judge(objective, test, data.bounds) if every.judge else None
@@ -105,6 +107,8 @@ def _carry_on(run: Run, config: Config, engine: Engine, data: DataSet, observer:
             "shape": list(data.train.x.shape[1:]),
             "outputs": data.outputs,
             "bounds": data.bounds.to_state() if isinstance(data.bounds, Box) else data.bounds,
+            "names": data.test.names,
+            "preprocessing": data.preprocessing,
         }
     )
     if doubt := useless(objective, test, config.batch_size):

@@ -22,6 +22,7 @@ _COUNT = re.compile(r"-?[0-9]{1,18}")
 _KINDS: dict[type, str] = {
     **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
     dict: "a table, such as {width = 64}",
+    list: 'names, such as a,b or ["a", "b"]',
 }
 _DEEPEST = 8  # tables and lists within each other
 
@@ -81,7 +82,11 @@ def converted(key: str, value: object, kind: type) -> Any:
 
     >>> converted("radius", 2, float), converted("steps", "1,1,3", tuple), converted("epochs", "20", CountOrAuto)
     (2.0, (1, 1, 3), 20)
+    >>> converted("drop", "id, name", list)
+    ['id', 'name']
     """
+    if kind is list:
+        return _names(key, value)
     if kind is tuple:
         return _turns(key, value)
     if kind is CountOrAuto:
@@ -100,6 +105,14 @@ def _turns(key: str, value: object) -> int | tuple[int, ...]:
     if not counts or any(type(count) is not int for count in counts):
         raise ConfigError([f"{key} must be a whole number, or several that take turns, like 1,1,1,1,3, not {value!r}"])
     return tuple(counts) if len(counts) > 1 else counts[0]
+
+
+def _names(key: str, value: object) -> list[str]:
+    """Names, as a list or, in a shell, with commas."""
+    names: Any = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not (isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)):
+        raise ConfigError([f"{key} must be {_KINDS[list]}, not {value!r}"])
+    return list(dict.fromkeys(names))
 
 
 def _count_or_auto(key: str, value: object) -> int | str:

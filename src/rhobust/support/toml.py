@@ -78,7 +78,7 @@ def typed(value: object) -> str:
     >>> typed(True), typed((1, 1, 3)), typed(0.5), typed({"width": 64})
     ('true', '1,1,3', '0.5', '{width = 64}')
     """
-    if isinstance(value, bool | dict):
+    if isinstance(value, bool | dict | list):
         return to_toml(value)
     return ",".join(map(typed, value)) if isinstance(value, tuple) else str(value)
 

@@ -13,6 +13,7 @@ from rhobust.charts.axes import drawable
 from rhobust.charts.drawings import draw_training
 from rhobust.checks import seed_problems
 from rhobust.costs import Cost
+from rhobust.data.arrays import as_numbers
 from rhobust.data.batches import batches_of
 from rhobust.errors import ConfigError, Refused, unknown
 from rhobust.gamma_rules import FixedGamma, GammaRule
@@ -56,6 +57,8 @@ class Fit(Displayed):
     history: list[Record] = field(repr=False)
     radius_per_feature: float | None = None
     """The radius as a move of every feature by so many of its standard deviations, where the data are in memory."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes by number, where y was text."""
 
     @property
     def model(self) -> nn.Module:
@@ -132,8 +135,9 @@ def fit(
     """Train `model` in place by a method of `rhobust.methods()`; `knobs` are that method's own.
 
     `data` is (x, y) of tensors or arrays, a `Dataset` (shuffled by `seed`) or a `DataLoader` (taken as it comes);
-    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision.
-    Batches have 128 samples; a loader brings its own. For a regression `loss` is one of `rhobust.losses`, such as
+    neither of the last two is ever held in memory whole. float32 and float64 are taken in the model's precision. x may
+    be a DataFrame of numbers or an array of whole numbers, and y may be text, whose names `Fit.classes` has. Batches
+    have 128 samples; a loader brings its own. For a regression `loss` is one of `rhobust.losses`, such as
     `squared_error`, or of PyTorch's with `reduction="none"`. The optimizer defaults to Adam with the paper's learning
     rate, 0.001. With `precision` torch.bfloat16 the model's passes run under autocast; with `ema`, a decay such as
     0.999, the model ends with its weights averaged over the steps; with `memory`, a decay such as 1, an ascent goes on
@@ -199,6 +203,7 @@ def fit(
         perturb=perturb,
         batch_norm=batch_norm,
     )
+    data, classes = (data, ()) if perturb is not None else as_numbers(data, model)
     observer = observer or Observer()
     batches = batches_of(data, batch_size, seed, some.device, some.dtype, perturb is not None, weights)
     whole = batches.whole()
@@ -228,4 +233,4 @@ def fit(
     if whole is not None and objective.radius:
         price = price_of(deviations(whole.x, objective.cost, bounds), objective.cost)
         typical = per_feature(objective.radius, price)
-    return Fit(objective, proximal, history, typical)
+    return Fit(objective, proximal, history, typical, classes)
