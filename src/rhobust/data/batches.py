@@ -195,7 +195,7 @@ def _batch(parts: object, source: str, device: torch.device, precision: torch.dt
     x, y = each(x, lambda part: part.to(device)), tensor_of(parts[1], precision).to(device)
     if len(parts) == 2:
         return Batch(x, y)
-    return Batch(x, y, weight=third_part(parts[2], len(y), source, precision).to(device))
+    return Batch(x, y, weight=third_part(parts[2], source, precision).to(device))
 
 
 def _chosen(weight: Tensor | None, chosen: Tensor) -> Tensor | None:

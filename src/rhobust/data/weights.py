@@ -25,13 +25,12 @@ def relative_weights(weights: object, count: int, precision: torch.dtype) -> Ten
     return (weight.double() / weight.double().max()).to(torch.promote_types(precision, torch.float32))
 
 
-def third_part(part: object, count: int, source: str, precision: torch.dtype) -> Tensor:
-    """The weights in the triples of a source, checked, (B,)."""
+def third_part(part: object, source: str, precision: torch.dtype) -> Tensor:
+    """The weights in the triples of a source, (B,); the objective checks them with their batch."""
     weight = tensor_of(part, precision)
     if not weight.is_floating_point():
         raise DataError(
             f"the third part that the {source} gives is the weight of a sample, of floating point, not {weight.dtype}: "
             "row numbers and labels are no weights. For pairs drop it, or make it a float"
         )
-    check_weight(weight, count)
     return weight
