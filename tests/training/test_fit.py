@@ -84,7 +84,7 @@ Y = torch.arange(8) % 2
         ({"weights": torch.arange(8.0).log()}, DataError, "weights must be finite and >= 0; that of sample 0 is -inf"),
         ({"weights": [1, math.nan, *[1] * 6]}, DataError, "weights must be finite and >= 0; that of sample 1 is nan"),
         ({"weights": np.zeros(8)}, DataError, "all 8 weights of samples are 0: nothing counts"),
-        ({"weights": "balanced"}, DataError, "weights must be 8 numbers, one for each sample, not 'balanced'"),
+        ({"weights": "balanced"}, DataError, "weights must be 8 numbers, one for each sample; this str holds none"),
         (
             {"data": TensorDataset(X, Y), "weights": torch.ones(8)},
             DataError,

@@ -19,7 +19,9 @@ def relative_weights(weights: object, count: int, precision: torch.dtype) -> Ten
     try:
         weight = tensor_of(weights, torch.float64).cpu()
     except DataError:
-        raise DataError(f"weights must be {count} numbers, one for each sample, not {weights!r}") from None
+        raise DataError(
+            f"weights must be {count} numbers, one for each sample; this {type(weights).__name__} holds none"
+        ) from None
     check_weight(weight, count)
     # Only ratios count, and around 1 they keep their digits in every precision.
     return (weight.double() / weight.double().max()).to(torch.promote_types(precision, torch.float32))
