@@ -15,6 +15,7 @@ from rhobust.errors import Refused
 class Weighted(Cost):
     """Another cost with a price for each feature: c = ||w^(1/2) (zeta - z)||^2; of infinite price, a feature stays.
 
+    >>> import torch
     >>> from rhobust.costs import SquaredL2
     >>> cost = Weighted(SquaredL2(), torch.tensor([4.0, 1.0, torch.inf]))
     >>> cost(torch.zeros(2, 3), torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
