@@ -118,6 +118,7 @@ def test_a_linear_model_is_fitted_to_the_robust_solution() -> None:
         theta.fill_(0.1)
     literal.step(worst)
     model = nn.Linear(2, 1, bias=False).double()
+    nn.init.constant_(model.weight, 0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     rhobust.fit(
         model,
