@@ -40,7 +40,10 @@ class Box:
         if len(shapes) > 1:
             raise Refused(f"lower, upper and fixed must have the shape of one sample, not {sorted(shapes)}")
         if not all(isinstance(end, Tensor) or is_number(end) for end in (self.lower, self.upper)):
-            raise Refused(f"bounds are numbers or tensors, not {self.lower!r} and {self.upper!r}")
+            kinds = f"{type(self.lower).__name__} and {type(self.upper).__name__}"
+            raise Refused(
+                f"bounds are numbers or tensors, not {kinds}; of an array make a tensor, torch.as_tensor(...)"
+            )
         if self.fixed is not None and not (isinstance(self.fixed, Tensor) and self.fixed.dtype == torch.bool):
             raise Refused("fixed must be a tensor of True and False in the shape of one sample")
         lower, upper = (torch.as_tensor(end, dtype=torch.float64) for end in (self.lower, self.upper))
@@ -105,6 +108,8 @@ def limits(
     ends = ends_of(bounds, z)
     for fixed in (bounds.fixed if isinstance(bounds, Box) else None, None if cost is None else cost.fixed):
         if fixed is not None:
+            if fixed.shape != z.shape[1:]:
+                raise Refused(f"what stays has shape {tuple(fixed.shape)}, and a sample has shape {tuple(z.shape[1:])}")
             moves = ~fixed.to(z.device).expand_as(z)
             mask = moves if mask is None else mask & moves
     return ends, mask

@@ -60,9 +60,9 @@ class PartialModel(nn.Module):
     def forward(self, zeta: Tensor) -> Any:
         """The model's output with zeta in the place of what moves."""
         if _is_part(self.inputs, self.what):
-            return called(self.model, _with_part(self.inputs, self.what, zeta))
+            return called(self.model, _with_part(self.inputs, self.what, zeta.clone()))
         # The value is zeta, and the submodule has the gradient of its own output: it trains at a fixed displacement.
-        with _hooked(self.model, self.what, lambda output: _in_place_of(output, zeta.to(output.dtype))):
+        with _hooked(self.model, self.what, lambda output: _in_place_of(output, zeta.to(output.dtype, copy=True))):
             return called(self.model, self.inputs)
 
     def __getitem__(self, chosen: slice | Tensor) -> PartialModel:

@@ -30,7 +30,8 @@ def check_cross_entropy(output: object, y: Tensor) -> None:
     if not isinstance(output, Tensor):
         raise Refused(
             f"the model returned a {type(output).__name__}, and cross-entropy wants one tensor of class scores. Pass a "
-            "loss= that picks them, such as lambda output, y: cross_entropy(output[0], y)"
+            "loss= that picks them, such as lambda output, y: rhobust.losses.cross_entropy(output[0], y), with the key "
+            "or the index of the scores"
         )
     if y.is_floating_point():
         if output.ndim < 2 or y.shape != output.shape:

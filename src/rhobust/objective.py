@@ -144,7 +144,7 @@ class RobustObjective(nn.Module):
         self.turn += self.training
         zeta = maximum.zeta
         with frozen(self.model, self.batch_norm):
-            loss = self._losses(model(attached(center, zeta)), labels)  # (B,), now with a gradient in theta
+            loss = self._losses(model(attached(center, zeta.clone())), labels)  # (B,), now with a gradient in theta
         if self.temper:
             check_sign(loss)
         if self.maximizer.penalized:
@@ -178,7 +178,7 @@ class RobustObjective(nn.Module):
         """(labels, maximum, cost) of the inner sup."""
         if self._checked.classes is None and (math.isfinite(self.cost.kappa) or not maximizer.gradients):
             with probing(self.model), torch.no_grad():  # learn the classes, refuse before anything has changed
-                self._losses(model(z), y)
+                self._losses(model(z.clone()), y)
         return (self._flipped if math.isfinite(self.cost.kappa) else self._moved)(model, z, y, start, maximizer)
 
     def _losses(self, output: Any, y: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class RobustObjective(nn.Module):
         every, maximum, cost = self._moved(model, z[sample], every, start, maximizer)
         cost = cost + self.cost.kappa * (every != y[sample]).to(cost)
         with probing(self.model), torch.no_grad():
-            psi = tempered(self._losses(model(maximum.zeta), every), self.temper) - self.gamma * cost
+            psi = tempered(self._losses(model(maximum.zeta.clone()), every), self.temper) - self.gamma * cost
         chosen = psi.reshape(-1, classes).argmax(1) + classes * torch.arange(len(y), device=y.device)  # (B,)
         accuracy = maximum.accuracy
         if accuracy is not None:  # the sup over labels is off by no more than its worst branch

@@ -97,8 +97,8 @@ def check_movable(x: Tensor, dtype: object) -> None:
     """Refuse inputs that are not real; `dtype` is that of what was passed."""
     if not x.is_floating_point():
         raise DataError(
-            f"x must be of floating point to be moved, not {dtype}; use x.float(), or for an array "
-            "x.astype('float32'). Token numbers do not move, but embeddings do: pass perturb='NAME OF THE LAYER'"
+            f"x must be of floating point, not {dtype}. If it holds token numbers, name the layer whose output moves: "
+            "perturb='NAME OF THE LAYER'. For other numbers use x.float(), or for an array x.astype('float32')"
         )
 
 

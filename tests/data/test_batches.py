@@ -135,3 +135,11 @@ def test_unusable_data_are_named() -> None:
         batches_of((X, Y), 0, 0, CPU)
     with pytest.raises(DataError, match="give numbers"):
         batches_of((np.array(["a"]), np.array([1])), 16, 0, CPU)
+
+
+def test_data_with_a_gradient_are_refused_before_the_first_step() -> None:
+    x = nn.Linear(3, 3)(torch.ones(8, 3))
+    with pytest.raises(DataError, match=r"has a gradient \(requires_grad\).* pass x\.detach\(\)"):
+        batches_of((x, torch.zeros(8).long()), 4, 0, CPU)
+    with pytest.raises(DataError, match=r"pass x\.detach\(\)"):
+        next(batches_of(DataLoader([(x[0], 0), (x[1], 1)]), None, 0, CPU).epoch(0))

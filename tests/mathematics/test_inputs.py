@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rhobust import Perturb, ProximalOptimizer, RobustObjective
+from rhobust import Perturb, ProximalOptimizer, RobustObjective, evaluate
 from rhobust.ascent import Ball, ErrorAscent, Identity, Maximizer, Oracle, PenalizedAscent
 from rhobust.costs import SquaredL2, SquaredLinf
 from rhobust.errors import DataError, Refused, RhobustError
@@ -401,3 +401,44 @@ def test_whatever_is_given_trains_or_is_refused_in_one_error(data: st.DataObject
         frames = traceback.extract_tb(problem.__traceback__)
         assert any(frame.name == "forward" and frame.filename == __file__ for frame in frames), problem
     assert problem is None or 10 < len(str(problem)) < 400
+
+
+class InPlace(nn.Module):
+    """Changes what it is given, as a first layer nn.ReLU(inplace=True) does, and adds positions to embeddings."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.layer, self.out, self.copies = nn.Linear(3, 3), nn.Linear(3, 2), copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone() if self.copies else x
+        hidden = self.layer(x.relu_())
+        hidden = hidden + 0.1 if self.copies else hidden.add_(0.1)
+        scores: Tensor = self.out(hidden.relu())
+        return scores
+
+
+@pytest.mark.parametrize("what", [None, "layer", 0])
+@pytest.mark.parametrize("name", MAXIMIZERS)
+def test_a_model_that_works_in_place_gives_what_a_copying_one_does(name: str, what: Any) -> None:
+    torch.manual_seed(0)
+    one, other = InPlace(copies=False), InPlace(copies=True)
+    other.load_state_dict(one.state_dict())
+    z = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    before, y, found = z.clone(), torch.arange(8) % 2, []
+    for model in (one, other):
+        torch.manual_seed(2)
+        objective = RobustObjective(model, cross_entropy, radius=0.1, maximizer=MAXIMIZERS[name], perturb=what)
+        surrogate = objective((z,) if what == 0 else z, y)
+        surrogate.value.backward()
+        found.append(surrogate)
+        if what != "layer":
+            assert torch.equal(z, before)
+    assert torch.equal(found[0].zeta, found[1].zeta)
+    for name_, gradient in grads(one).items():
+        torch.testing.assert_close(gradient, grads(other)[name_])
+    moves = what if what == "layer" else None
+    for attack_name in ("cascade", "pgd", "pgd-t", "square"):
+        asked: dict[str, Any] = {"perturb": moves, "attacks": [attack_name], "epsilons": [0.0, 0.3], "checks": False}
+        errors = [evaluate(model, (before.clone(), y), **asked).attacked for model in (one, other)]
+        assert errors[0] == errors[1]

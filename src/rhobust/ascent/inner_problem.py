@@ -44,7 +44,7 @@ class Problem:
         """Loss and slope at zeta: one forward and one backward pass."""
         with torch.enable_grad():
             zeta = zeta.detach().to(self.z.dtype).requires_grad_(True)  # a loss of higher precision lifts it
-            loss = self.loss(zeta)
+            loss = self.loss(zeta.clone())  # a copy: the model may change its input in place
             if not loss.requires_grad:
                 raise Unmovable(_UNMOVABLE)
             (slope,) = torch.autograd.grad(loss, zeta, torch.ones_like(loss), allow_unused=True)

@@ -50,7 +50,7 @@ class AscentSup:
 def loss_at(problem: Problem, zeta: Tensor) -> Tensor:
     """loss(zeta), in double precision on the CPU, (B,)."""
     with torch.no_grad():
-        return problem.loss(zeta).cpu().double()
+        return problem.loss(zeta.clone()).cpu().double()
 
 
 def cost_at(problem: Problem, zeta: Tensor) -> Tensor:

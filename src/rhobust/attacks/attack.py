@@ -190,7 +190,7 @@ def check_attackable(model: nn.Module, x: Tensor, y: Tensor, loss: PerSampleLoss
 def rivals_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The other classes of each sample in the order of their logits, (B, at most `MOST_TARGETS`)."""
     with torch.no_grad(), probing(model):
-        output = model(x)
+        output = model(x.clone())
     others = output.nan_to_num(nan=-math.inf).scatter(1, y.long()[:, None], -math.inf)
     order: Tensor = others.argsort(1, descending=True)
     return order[:, : min(MOST_TARGETS, output.shape[1] - 1)]
@@ -228,7 +228,7 @@ def _searched(model: nn.Module, x: Tensor, y: Tensor, way: Attack, bounds: Bound
 def errs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Where the model's prediction is not y, (B,), in evaluation mode and without a trace."""
     with torch.no_grad(), probing(model):
-        return mistaken(model(x), y)
+        return mistaken(model(x.clone()), y)  # a copy: the model may change its input in place
 
 
 def verified(

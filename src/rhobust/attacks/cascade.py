@@ -171,7 +171,7 @@ class Cascade:
             problem = Problem(x, lambda zeta: zeta, torch.zeros((), device=x.device), SquaredL2(), ends, mask)
             with torch.enable_grad():
                 start = ball.start(problem).requires_grad_(True)
-                output = model(start)
+                output = model(start.clone())
                 heights = [targeted_margin(output, y, rival) for rival in rivals[part].T]
                 slopes = [torch.autograd.grad(one.sum(), start, retain_graph=True)[0] for one in heights]
             found = []
@@ -179,7 +179,7 @@ class Cascade:
                 slope = slope if mask is None else slope.where(mask, 0)
                 zeta = ball.stepped(problem, Point(start.detach(), slope, slope), 2 * ball.epsilon)
                 with torch.no_grad():
-                    output = model(zeta)
+                    output = model(zeta.clone())
                 found.append(Climbed(zeta, mistaken(output, y), targeted_margin(output, y, rival)))
             return found
 
@@ -241,7 +241,7 @@ class Cascade:
 def _rivals(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The other classes and how far each is behind at x, below 0, (B, targets) both."""
     with torch.no_grad():
-        output = model(x)
+        output = model(x.clone())
     rivals = rivals_of(model, x, y)
     behind = output.gather(1, rivals) - output.gather(1, y.long()[:, None])
     return rivals, behind.clamp_max(-torch.finfo(output.dtype).tiny)

@@ -79,7 +79,7 @@ def wasserstein(
 
     def harm(zeta: Tensor) -> float:
         with torch.no_grad(), probing(model):
-            return float(batched(lambda one, zeta, y: losses_of(loss, one(zeta), y), zeta).mean())
+            return float(batched(lambda one, zeta, y: losses_of(loss, one(zeta.clone()), y), zeta).mean())
 
     for objective, part in zip(objectives, parts, strict=True):
         objective.maximum(x[part], y[part])  # refuses what breaks the theory, before any work

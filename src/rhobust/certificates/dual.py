@@ -103,7 +103,7 @@ class Dual:
         self.doubted, self.starting, self.unboxed = doubted, starting, unboxed
         self._starts: dict[int, StartingPoints] = {}
         with torch.no_grad():  # a loss is the difference of numbers as large as the outputs
-            self._scales = [_size(part.model(part.problem.z)) for part in parts]
+            self._scales = [_size(part.model(part.problem.z.clone())) for part in parts]
         z = torch.cat([part.problem.z for part in parts])
         clean = torch.cat([loss_at(part.problem, part.problem.z) for part in parts])
         if not clean.isfinite().all():

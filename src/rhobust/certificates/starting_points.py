@@ -60,7 +60,7 @@ class StartingPoints:
     def _routes(self) -> list[Route]:
         """To the most likely classes; without classes along the largest outputs, up and down."""
         with torch.no_grad():
-            outputs = rows(self.model(self.problem.z))
+            outputs = rows(self.model(self.problem.z.clone()))
         up = torch.ones_like(outputs[:, 0])
         if self.label is not None:
             others = outputs.scatter(1, self.label, -torch.inf).topk(min(_ROUTES, outputs.shape[1] - 1)).indices

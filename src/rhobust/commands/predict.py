@@ -39,7 +39,7 @@ def predict(
         say(ERR, f"warning: {remark}")
     write_atomically(out, _csv(found))
     if not quiet:
-        say(OUT, f"{out}: predictions of {len(found['prediction'])} rows")
+        say(OUT, f"{out}: predictions of {len(next(iter(found.values())))} rows")
 
 
 def _check(model: TrainedModel, run: Path, data: Path, out: Path) -> None:

@@ -105,6 +105,11 @@ def tensor_of(part: object, precision: torch.dtype) -> Tensor:
     Tensors of less precision are left alone, and so are all for a model of less: it may cast them, or autocast does.
     """
     if isinstance(part, Tensor):
+        if part.requires_grad:
+            raise DataError(
+                "a tensor of the data has a gradient (requires_grad), which would go unused: pass x.detach(). In a "
+                "loop of your own RobustObjective keeps it"
+            )
         return part.to(precision) if {part.dtype, precision} <= _FULL else part
     if isinstance(part, Mapping):
         raise DataError(f"a dict (with {', '.join(map(str, part))}) is no tensor; of inputs, perturb= names what moves")
