@@ -1,7 +1,7 @@
 """Batches from whatever holds the data; the same steps from each."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -142,4 +142,4 @@ def test_data_with_a_gradient_are_refused_before_the_first_step() -> None:
     with pytest.raises(DataError, match=r"has a gradient \(requires_grad\).* pass x\.detach\(\)"):
         batches_of((x, torch.zeros(8).long()), 4, 0, CPU)
     with pytest.raises(DataError, match=r"pass x\.detach\(\)"):
-        next(batches_of(DataLoader([(x[0], 0), (x[1], 1)]), None, 0, CPU).epoch(0))
+        next(batches_of(DataLoader(cast(Any, [(x[0], 0), (x[1], 1)])), None, 0, CPU).epoch(0))
