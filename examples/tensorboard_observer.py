@@ -15,7 +15,7 @@ from rhobust.training.record import Record
 
 
 class TensorBoard(rhobust.Observer):
-    """Writes what happens as scalars; ends the training when so many epochs brought no better error."""
+    """Writes what happens as scalars; ends the training when `patience` epochs brought no better error."""
 
     def __init__(self, folder: str, x: Tensor, y: Tensor, patience: int) -> None:
         self.writer, self.x, self.y = SummaryWriter(folder), x, y

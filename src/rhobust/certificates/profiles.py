@@ -86,7 +86,7 @@ def side(residual: Tensor) -> Tensor:
 
 
 def profile_of(loss: PerSampleLoss, outputs: int) -> Profile | None:
-    """The profile of a loss of a linear model with so many outputs; none where it does not see one score alone."""
+    """The profile of a loss of a linear model with these outputs; none where it does not see one score alone."""
     if is_cross_entropy(loss) and outputs == 2:
         return TwoClasses()
     return _of_residual(loss) if outputs == 1 else None

@@ -16,7 +16,7 @@ ABSENT = "(missing)"
 """The category of a missing value, where the training rows have any."""
 
 _MOST_CATEGORIES = 1000  # more would make a feature each
-_FEW_CATEGORIES, _FEW_ROWS = 20, 0.5  # beyond so many, categories must be rarer than so many per row: else it is text
+_FEW_CATEGORIES, _FEW_ROWS = 20, 0.5  # a column with more categories, and more for each row, is text
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}.*")
 
 

@@ -33,7 +33,7 @@ class Fold(NamedTuple):
 
 
 def groups_of(groups: object, count: int | None = None) -> Groups:
-    """Groups from one whole number or string for each of so many samples.
+    """Groups from one whole number or string for each sample.
 
     >>> groups_of(["west", "east", "west"], 3)
     Groups(names=['east', 'west'], members=[tensor([1]), tensor([0, 2])])

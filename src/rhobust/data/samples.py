@@ -162,7 +162,7 @@ def split(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def split_rows(count: int) -> tuple[Tensor, Tensor]:
-    """The same by number: which of so many samples are for training, and the fifth that is held out."""
+    """The numbers of the samples for training, and of the fifth that is held out."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     held_out = math.ceil(_TEST_SHARE * count)
     return order[held_out:], order[:held_out]

@@ -7,7 +7,8 @@
     one-step      one step does not miss most of what forty find (training that overfits to its own attack)
     gradients     the loss has a slope to climb
 
-Nobody is fooled here: an attack raises the loss of every sample to its last step, and the best point seen counts.
+A regression has no errors to count. An attack raises the loss of every sample to its last step, and the best point
+seen counts.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Settings:
     )
     radius_per_feature: float | None = setting(
         None,
-        "The radius as a move of every feature by so many of its standard deviations, in place of radius.",
+        "The radius as a number of standard deviations that every feature moves, in place of radius.",
         positive,
     )
     epochs: int | Literal["auto"] = setting(

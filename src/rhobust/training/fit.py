@@ -56,7 +56,7 @@ class Fit(Displayed):
     optimizer: ProximalOptimizer
     history: list[Record] = field(repr=False)
     radius_per_feature: float | None = None
-    """The radius as a move of every feature by so many of its standard deviations, where the data are in memory."""
+    """The radius as a number of standard deviations that every feature moves, where the data are in memory."""
     classes: tuple[str, ...] = ()
     """The names of the classes by number, where y was text."""
 
