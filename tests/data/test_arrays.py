@@ -52,8 +52,8 @@ def test_frames_whole_numbers_and_text_train_as_tensors_do(x: Any, y: Any) -> No
             r"do not hold numbers: job\. .*Table\.fit",
         ),
         (np.array([[2**24 + 1, 0]]), [0], "16777217, which 32 bits do not tell apart"),
-        (X.astype(np.uint8), Y, "must be of floating point to be moved, not uint8"),
-        (torch.from_numpy(X), Y, "must be of floating point to be moved, not torch.int64"),
+        (X.astype(np.uint8), Y, "must be of floating point, not uint8"),
+        (torch.from_numpy(X), Y, "must be of floating point, not torch.int64"),
         (pd.DataFrame({"a": [1.0, None], "b": [1, 2]}), [0, 1], "NaN"),
         (X[:2], ["no", None], "y holds None among text, in row 2"),
     ],
@@ -66,7 +66,7 @@ def test_what_cannot_be_taken_is_one_clear_error(x: Any, y: Any, message: str) -
 def test_token_numbers_are_not_made_features() -> None:
     model = nn.Sequential(nn.Embedding(10, 2), nn.Flatten(), nn.Linear(6, 2))
     assert features_of(np.abs(X), model).dtype == X.dtype
-    with pytest.raises(DataError, match="pass perturb='NAME OF THE LAYER'"):
+    with pytest.raises(DataError, match="perturb='NAME OF THE LAYER'"):
         rhobust.fit(model, (np.abs(X), Y), method="erm", epochs=1)
 
 

@@ -398,9 +398,7 @@ def test_inputs_and_targets_of_different_length_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_inputs_that_cannot_move_are_refused(dtype: torch.dtype) -> None:
-    refused(
-        build(), X.to(dtype), Y, rf"x must be of floating point to be moved, not {dtype}; use x\.float\(\), or for an"
-    )
+    refused(build(), X.to(dtype), Y, rf"x must be of floating point, not {dtype}\. .*use x\.float\(\), or for an")
 
 
 def test_refusals_are_value_errors_for_whoever_does_not_know_this_library() -> None:

@@ -75,7 +75,7 @@ Y = torch.arange(8) % 2
         (
             {"data": (X.byte().numpy(), Y)},
             DataError,
-            r"floating point to be moved, not uint8; use x\.float\(\), or for an array x\.astype\('float32'\)",
+            r"floating point, not uint8\. .*use x\.float\(\), or for an array x\.astype\('float32'\)",
         ),
         ({"data": (X, Y, Y)}, DataError, r"data must be \(x, y\), .*, not a tuple of 3"),
         ({"weights": torch.ones(7)}, DataError, r"weights must be real numbers in a tensor \(8,\), .*, not .*\(7,\)"),
