@@ -35,7 +35,7 @@ def check_weight(weight: object, count: int) -> None:
         got = f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
         raise DataError(f"weights must be real numbers in a tensor ({count},), one for each sample, not {got}")
     if capturing(weight):
-        return  # whoever captures has checked them
+        return  # the engine that captures has checked them
     low, high = torch.stack(weight.detach().aminmax()).tolist()  # NaN passes through
     if math.isfinite(low) and math.isfinite(high) and 0 <= low <= high and high > 0:
         return

@@ -500,8 +500,8 @@ def test_answers_that_are_no_tensors_are_named() -> None:
 
 def test_while_a_step_is_recorded_no_value_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rhobust.validator.capturing", lambda tensor: True)
-    nobody = torch.tensor([7.3, 1.0], device="meta")  # has no values that could be read
-    check_classes(nobody, torch.zeros(2, 1, device="meta"), cross_entropy)
-    check_sign(nobody)
-    check_labels(nobody, 2)
-    check_start(nobody, nobody)
+    unreadable = torch.tensor([7.3, 1.0], device="meta")  # has no values that could be read
+    check_classes(unreadable, torch.zeros(2, 1, device="meta"), cross_entropy)
+    check_sign(unreadable)
+    check_labels(unreadable, 2)
+    check_start(unreadable, unreadable)

@@ -128,7 +128,7 @@ def test_a_training_with_the_default_rate_ends_near_its_optimum() -> None:
 
 
 class Cut(Silent):
-    """A power cut after so many steps."""
+    """A power cut after a given number of steps."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -209,7 +209,7 @@ def test_a_training_that_never_settles_ends_at_the_limit_and_says_so(
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """Samples that come in an order of their own, and nobody knows how many."""
+    """Samples in an order of their own, of unknown number."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y

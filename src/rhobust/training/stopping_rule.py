@@ -11,10 +11,10 @@ from rhobust.training.record import Record
 from rhobust.training.trend import Trends, trend
 
 Epochs = int | Literal["auto"]
-"""How long a training is: so many passes over the data, or as many as the stopping rule wants."""
+"""How long a training is: a number of passes over the data, or "auto", until the stopping rule holds."""
 
 MOST_EPOCHS = 10_000
-"""After so many a training ends though its objective has not settled."""
+"""The number of epochs after which a training ends though its objective has not settled."""
 
 _FEWEST = 32  # epochs: then the last quarter has eight points
 _MORE = 20  # it is asked again when there are a twentieth more: noise gets few chances, and long curves take no time
